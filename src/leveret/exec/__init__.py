@@ -1,0 +1,1 @@
+"""Execution: the helper process and the adapter that talks to it."""

@@ -1,0 +1,1 @@
+"""The one writer: stimuli in, events out."""

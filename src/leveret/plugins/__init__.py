@@ -1,0 +1,1 @@
+"""The plugin interface and the built-in plugins."""

@@ -1,0 +1,1 @@
+"""Pure scheduling: what is free and who gets it."""
