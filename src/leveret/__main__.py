@@ -1,0 +1,5 @@
+"""`python -m leveret` is `leveret`."""
+
+from leveret.cli.main import main
+
+main()

@@ -1,0 +1,82 @@
+"""`leveret`: the console entry point. Verbs are loaded when used, so that each pays only for itself."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from leveret import __version__
+from leveret.cli import output
+from leveret.cli.base import Group, usage_error
+from leveret.errors import LeveretError
+
+#: verb → (module, attribute, short help); one without a text is not listed
+VERBS = {
+    "run": ("leveret.cli.run", "run", "Run a job and stay with it until all of its parts are done."),
+    "submit": ("leveret.cli.submit", "submit", "Submit jobs and print their ids."),
+    "jobs": ("leveret.cli.jobs", "jobs", "List jobs."),
+    "cancel": ("leveret.cli.cancel", "cancel", "Cancel jobs."),
+    "job": ("leveret.cli.job", "job", "Look at and act on one job: attach, eventlog, wait, kill …"),
+    "start": ("leveret.cli.start", "start", "Run an instance around a command or in the foreground."),
+    "shutdown": ("leveret.cli.manage", "shutdown", "End the instance."),
+    "status": ("leveret.cli.manage", "status", "Show the instance: daemon, helpers, where it lives."),
+    "jobtap": ("leveret.cli.jobtap", "jobtap", "Load, list and remove plugins."),
+    "demo": ("leveret.cli.demo", "demo", "Show a whole job: data in, two tasks, data out."),
+    "completion": ("leveret.cli.manage", "completion", "Print a script that completes verbs, options and job ids."),
+    "version": ("leveret.cli.manage", "version", "Print versions."),
+}
+
+
+@click.group("leveret", cls=Group, verbs=VERBS, invoke_without_command=True)
+@click.option("--version", "-V", is_flag=True, help="Print the version and leave.")
+@click.pass_context
+def cli(ctx: click.Context, version: bool) -> None:
+    """A job manager that speaks Flux's job model: a job is done when all of its parts are done.
+
+    The first command starts your own instance; `leveret start` runs one around a command, and LEVERET_URI
+    addresses any other.
+    """
+    if version:
+        output.data(f"leveret {__version__}")
+        ctx.exit(0)
+    if ctx.invoked_subcommand is None:
+        output.write(2, output.encode(ctx.get_help() + "\n"))
+        ctx.exit(2)
+
+
+def run_cli(args: Sequence[str]) -> int:
+    """Run a command line. Returns the exit code; everything else has been printed."""
+    output.verb = ""
+    try:
+        code = cli.main(list(args), prog_name="leveret", standalone_mode=False)
+    except click.UsageError as failure:
+        return usage_error(failure)
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except LeveretError as failure:
+        return output.error(failure)
+    except BrokenPipeError:
+        return output.EXIT_BROKEN_PIPE
+    except (KeyboardInterrupt, click.Abort):
+        return output.EXIT_INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """The console script. Leaves by `os._exit`: taking the interpreter down would cost a fifth of a short command."""
+    gc.set_threshold(50_000)
+    if "_LEVERET_COMPLETE" in os.environ:  # click's own protocol for the shell's completion
+        cli.main(prog_name="leveret", complete_var="_LEVERET_COMPLETE")
+        return
+    code = output.EXIT_BROKEN_PIPE
+    try:
+        code = run_cli(sys.argv[1:])
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        pass
+    os._exit(code)

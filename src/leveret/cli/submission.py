@@ -1,0 +1,211 @@
+"""What `run` and `submit` share: their options, and the jobspec that these ask for.
+
+Environment rules are in `envrules.py`. Not done, of Flux's options: --add-file, --requires, --rlimit, --signal,
+--taskmap, --input, --output, --error, --cores and the other per-resource options.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from leveret.cli.output import Fail
+from leveret.core import duration, jobspec
+from leveret.errors import FormatError, InvalidError
+
+URGENCIES = {"hold": 0, "default": 16, "expedite": 31}
+FLAGS = ("debug", "waitable", "novalidate")
+DEPRECATED_AFTER = "dependency scheme 'after' is deprecated, use 'afterstart'"
+
+Parameters = dict[str, Any]
+
+
+def options(*more: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The shared options as one decorator, with those of a verb (`more`) in their place."""
+    opt = click.option
+    every = [
+        opt("-n", "--ntasks", type=int, metavar="N", help="Number of tasks (default 1, with -N one a node)."),
+        opt("-N", "--nodes", type=int, metavar="N", help="Number of nodes; tasks are spread over them."),
+        opt("-c", "--cores-per-task", type=int, metavar="N", default=1, help="Cores for each task."),
+        opt("-g", "--gpus-per-task", type=int, metavar="N", default=0, help="GPUs for each task."),
+        opt("-x", "--exclusive", is_flag=True, help="Whole nodes (with -N)."),
+        opt("-t", "--time-limit", metavar="MIN|FSD", help="Time limit of the tasks; a bare number is minutes."),
+        opt("-q", "--queue", metavar="NAME", default="", help="Queue the job goes to."),
+        opt("-B", "--bank", metavar="BANK", default="", help="Accounting bank recorded in the jobspec."),
+        opt("--job-name", metavar="NAME", default="", help="Name of the job (default: the command's)."),
+        opt("--urgency", metavar="N", help="Urgency 0-31, or hold, expedite or default (16)."),
+        opt("--dependency", metavar="URI", multiple=True, help="What to wait for first, e.g. afterok:JOBID."),
+        opt("--begin-time", metavar="+FSD|TIME", help="Do not start before a time, e.g. +10m or 2031-05-01T09:00."),
+        opt("--cwd", metavar="DIRECTORY", help="Working directory of the tasks (default: this one)."),
+        opt("--env", metavar="RULE", multiple=True, help="NAME, NAME=VALUE, -PATTERN or ^FILE; in order."),
+        opt("--env-remove", metavar="PATTERN", multiple=True, help="Drop variables that match a glob or /regex/."),
+        opt("--env-file", metavar="FILE", multiple=True, help="Read environment rules from a file."),
+        opt("-S", "--setattr", metavar="KEY[=VAL]", multiple=True, help="Jobspec attribute; ^KEY=FILE reads JSON."),
+        opt("-o", "--setopt", metavar="OPT[=VAL]", multiple=True, help="Shell option (default value 1)."),
+        opt("--stage-in", metavar="SRC:DST", multiple=True, help="Copy SRC to DST before the tasks start."),
+        opt("--stage-out", metavar="SRC:DST", multiple=True, help="Copy SRC to DST when the tasks have ended."),
+        opt("-l", "--label-io", is_flag=True, help="Prefix each line of output with the task's rank."),
+        opt("-u", "--unbuffered", is_flag=True, help="Do not buffer stdin, stdout and stderr by lines."),
+        opt("--flags", metavar="FLAGS", default="", help="Submit flags: debug, waitable, novalidate."),
+        *more,
+        opt("--dry-run", is_flag=True, help="Print the jobspec and submit nothing."),
+        opt("--quiet", is_flag=True, help="Do not print the job id."),
+        opt("-v", "--verbose", count=True, help="Say more; -vv shows events, -vvv the tasks' too."),
+        click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS...]"),
+    ]
+
+    def decorate(function: Any) -> Any:
+        for option in reversed(every):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def urgency_of(text: str | None) -> int:
+    """An urgency: a number, `hold`, `default` or `expedite`. The daemon checks the range."""
+    if text is None:
+        return URGENCIES["default"]
+    if text in URGENCIES:
+        return URGENCIES[text]
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidError(f'error parsing urgency: "{text}"', "0 to 31, hold, default or expedite")
+
+
+def flags_of(text: str) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    for name in names:
+        if name not in FLAGS:
+            raise InvalidError(f"--flags: Unknown flag {name}", f"one of {', '.join(FLAGS)}")
+    return names
+
+
+def build(params: Parameters, environment: dict[str, str]) -> dict[str, Any]:
+    """The jobspec that the options ask for. Raises InvalidError with Flux's message."""
+    command = list(params["command"])
+    if not command:
+        raise Fail("job command and arguments are missing")
+    spec = jobspec.build(
+        command,
+        ntasks=params["ntasks"],
+        nnodes=params["nodes"] or 0,
+        cores_per_task=params["cores_per_task"],
+        gpus_per_task=params["gpus_per_task"],
+        exclusive=params["exclusive"],
+        duration_s=duration.parse_time_limit(params["time_limit"]) if params["time_limit"] is not None else 0.0,
+        name=params["job_name"],
+        queue=params["queue"],
+        cwd=os.path.abspath(params["cwd"]) if params["cwd"] else working_directory(),
+        environment=environment,
+    )
+    system = spec["attributes"]["system"]
+    if params["bank"]:
+        system["bank"] = params["bank"]
+    dependencies = [dependency_of(uri) for uri in params["dependency"]]
+    if params["begin_time"]:
+        dependencies.append({"scheme": "begin-time", "value": f"{begin_time(params['begin_time'], time.time()):.3f}"})
+    if dependencies:
+        system["dependencies"] = dependencies
+    staging = {
+        way: [stage_of(text, f"--stage-{way}") for text in params[f"stage_{way}"]]
+        for way in ("in", "out")
+        if params[f"stage_{way}"]
+    }
+    if staging:
+        system["staging"] = staging
+    if params["unbuffered"]:
+        for stream in ("stdout", "stderr"):
+            jobspec.setopt(spec, f"output.{stream}.buffer.type", "none")
+        jobspec.setopt(spec, "output.batch-timeout", 0.05)
+        jobspec.setopt(spec, "input.batch-timeout", 0)
+    for text in params["setopt"]:
+        jobspec.setopt(spec, *key_value(text))
+    for text in params["setattr"]:
+        jobspec.setattr_path(spec, *(file_value(text) if text.startswith("^") else key_value(text)))
+    return spec
+
+
+def working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise Fail(f"the working directory is gone: {error.strerror}", hint="cd to another one, or say --cwd")
+
+
+def key_value(text: str) -> tuple[str, Any]:
+    """`KEY=VAL` with a JSON value, or a string where it is no JSON; `KEY` alone is 1."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        return key, 1
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def file_value(text: str) -> tuple[str, Any]:
+    """`^KEY=FILE`: the JSON in a file."""
+    key, equals, path = text[1:].partition("=")
+    if not equals or not key:
+        raise InvalidError(f"--setattr={text}: expected ^KEY=FILE")
+    try:
+        with open(path, encoding="utf-8") as lines:
+            return key, json.load(lines)
+    except OSError as error:
+        raise InvalidError(f"--setattr={text}: {error}")
+    except ValueError as error:
+        raise InvalidError(f"--setattr={text}: {path} is not JSON: {error}")
+
+
+def dependency_of(uri: str) -> dict[str, str]:
+    """RFC 26: `SCHEME[:VALUE][?KEY=VAL[&KEY=VAL…]]` as an object."""
+    rest, _, query = uri.partition("?")
+    scheme, _, value = rest.partition(":")
+    if not scheme:
+        raise InvalidError(f'--dependency: "{uri}" has no scheme', "for example afterok:JOBID")
+    result = {"scheme": scheme, "value": value}
+    for pair in query.split("&") if query else ():
+        key, _, text = pair.partition("=")
+        result[key] = text
+    return result
+
+
+def deprecations(dependencies: Sequence[str]) -> list[str]:
+    """Notices for stderr about the dependencies."""
+    return [DEPRECATED_AFTER for uri in dependencies if uri.partition(":")[0] == "after"]
+
+
+def begin_time(text: str, now: float) -> float:
+    """Seconds since the epoch of `+FSD`, `now`, `@EPOCH`, `HH:MM` (the next one) or an ISO 8601 time (local)."""
+    wrong = Fail(f'Invalid datetime: "{text}"', hint="for example +10m, 14:30 or 2031-05-01T09:00")
+    try:
+        if text.startswith("+"):
+            return now + duration.parse(text[1:])
+        if text == "now":
+            return now
+        if text.startswith("@"):
+            return float(text[1:])
+        from datetime import datetime, timedelta
+
+        if text[:1].isdigit() and len(text) <= 8 and ":" in text:
+            clock = datetime.strptime(text, "%H:%M:%S" if text.count(":") == 2 else "%H:%M").time()
+            moment = datetime.combine(datetime.fromtimestamp(now).date(), clock)
+            return (moment if moment.timestamp() > now else moment + timedelta(days=1)).timestamp()
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, FormatError):
+        raise wrong
+
+
+def stage_of(text: str, option: str) -> dict[str, str]:
+    """`SRC:DST`, both kept as typed: a trailing slash has a meaning (the contents, or a directory)."""
+    source, colon, destination = text.partition(":")
+    if not colon or not source or not destination:
+        raise InvalidError(f"{option}: `{text}` is not SRC:DST", f"for example {option} data/:work/data")
+    return {"src": source, "dst": destination}

@@ -1,0 +1,167 @@
+"""`leveret submit`: submit one job, or a copy per id of `--cc`; optionally wait for them or watch them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from leveret.cli import envrules, output, submission
+from leveret.cli.submission_command import SubmissionCommand
+from leveret.errors import FormatError, InvalidError, LeveretError
+
+BATCH = 500
+
+
+@click.command(
+    "submit",
+    cls=SubmissionCommand,
+    usage="[OPTIONS...] COMMAND [ARGS...]",
+    help_names=("--help",),
+    wraps=True,
+    examples=(
+        ("leveret submit ./step", "print the job's id and leave"),
+        ("id=$(leveret submit make); leveret submit --dependency=afterok:$id ./use", "one after the other"),
+        ("leveret submit --cc=0-99 --wait ./part {cc}", "a hundred jobs; the exit code is the worst of theirs"),
+    ),
+)
+@submission.options(
+    click.option("--cc", metavar="IDSET", help="One copy per id; sets FLUX_JOB_CC, and {cc} is replaced."),
+    click.option("--bcc", metavar="IDSET", help="As --cc, without FLUX_JOB_CC."),
+    click.option("--wait", is_flag=True, help="Wait until all jobs are clean; exit with the worst code."),
+    click.option("--wait-event", metavar="NAME", help="Wait until every job has this event."),
+    click.option("--watch", is_flag=True, help="Show all jobs' output; implies --wait."),
+)
+def submit(**params: Any) -> int:
+    """Submit jobs and print their ids; each job is on disk when its id is printed."""
+    for notice in submission.deprecations(params["dependency"]):
+        output.plain(notice)
+    jobs = list(requests(params))
+    if params["dry_run"]:
+        for job in jobs:
+            output.json_data(job["jobspec"])
+        return 0
+    from leveret.client import Client
+
+    with Client() as client:
+        ids, code = send(client, jobs, params["quiet"])
+        if params["watch"] or (params["verbose"] >= 2 and params["wait"]):
+            from leveret.cli.watch import watch
+
+            code = max(code, watch(client, ids, params["label_io"], params["watch"], params["verbose"]))
+        elif params["wait_event"]:
+            code = max(code, wait_event(client, ids, params["wait_event"]))
+        elif params["wait"]:
+            code = max(code, wait(client, ids, "clean"))
+    return code
+
+
+def requests(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The jobs to submit. `{cc}` is replaced in everything but what the environment brings."""
+    if params["cc"] and params["bcc"]:
+        raise InvalidError("specify only one of --cc or --bcc")
+    urgency, flags = submission.urgency_of(params["urgency"]), submission.flags_of(params["flags"])
+    inherited = envrules.inherited()
+    spec = submission.build(params, {})
+    environment = envrules.apply(params["env"], inherited)
+    copies = copy_ids(params["cc"] or params["bcc"])
+    if copies is None:
+        spec["attributes"]["system"]["environment"].update(environment)
+        yield {"jobspec": spec, "urgency": urgency, "flags": flags}
+        return
+    # what --setattr put into the environment is in the text, and wins
+    text = json.dumps(spec)
+    rules_vary = any("{cc}" in rule for rule in params["env"])
+    for copy in copies:
+        own = json.loads(text.replace("{cc}", str(copy)))
+        if rules_vary:
+            environment = envrules.apply([rule.replace("{cc}", str(copy)) for rule in params["env"]], inherited)
+        system = own["attributes"]["system"]
+        system["environment"] = {**environment, **system["environment"]}
+        if params["cc"]:
+            system["environment"]["FLUX_JOB_CC"] = str(copy)
+        yield {"jobspec": own, "urgency": urgency, "flags": flags}
+
+
+def copy_ids(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    from leveret.core import idset
+
+    try:
+        ids = idset.parse(text)
+    except FormatError:
+        raise InvalidError(f"IDset(): Invalid argument: {text}", "for example 0-9 or 1,3-5")
+    if not ids:
+        raise InvalidError(f"IDset(): Invalid argument: {text}", "the set is empty")
+    return ids
+
+
+def send(client: Any, jobs: Sequence[dict[str, Any]], quiet: bool) -> tuple[list[int], int]:
+    """Submit and print ids as they are known. Returns them, and 1 if any was refused."""
+    ids: list[int] = []
+    code = 0
+    for first in range(0, len(jobs), BATCH):
+        batch = jobs[first : first + BATCH]
+        results: list[int | LeveretError]
+        if len(jobs) == 1:
+            try:
+                results = [client.submit(**batch[0])]
+            except InvalidError as refused:
+                results = [refused]
+        else:
+            results = client.submit_many(batch)
+        accepted = [result for result in results if isinstance(result, int)]
+        ids += accepted
+        if not quiet:
+            output.data_lines(output.f58(jobid) for jobid in accepted)
+        for result in results:
+            if isinstance(result, LeveretError):
+                code = max(code, refuse(result))
+    return ids, code
+
+
+def refuse(refused: LeveretError) -> int:
+    """Print why a job was not taken, as Flux words it."""
+    if not isinstance(refused, InvalidError):
+        return output.error(refused)
+    output.plain(f"[Errno 22] {refused.message}")
+    if refused.hint:
+        output.plain(f"hint: {refused.hint}")
+    return 1
+
+
+def wait(client: Any, ids: Sequence[int], event: str) -> int:
+    """Until each job has `event` or is done. Returns the worst exit code of those that are done."""
+    worst = 0
+    for line in client.wait_many(ids, event):
+        job = line.get("job") or {}
+        if job.get("done") or event == "clean":
+            worst = max(worst, int(job.get("exit_code") or 0))
+            show_exception(job)
+    return worst
+
+
+def show_exception(job: dict[str, Any]) -> None:
+    if job.get("exception_occurred"):
+        output.plain(
+            f"job.exception: type={job.get('exception_type')} severity={job.get('exception_severity')} "
+            f"{job.get('exception_note') or ''}"
+        )
+
+
+def wait_event(client: Any, ids: Sequence[int], name: str) -> int:
+    """`exec.NAME` is an event of the execution, others are of the job; one that never comes is no failure."""
+    if not name.startswith("exec."):
+        return wait(client, ids, name)
+    worst = 0
+    for jobid in ids:
+        for line in client.events(jobid, ["exec"], follow=True):
+            if line.get("end"):
+                worst = max(worst, int(line["job"].get("exit_code") or 0))
+                show_exception(line["job"])
+            elif "event" in line and line["event"]["name"] == name.removeprefix("exec."):
+                break
+    return worst

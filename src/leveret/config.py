@@ -1,0 +1,120 @@
+"""leveret.toml into typed settings. Unknown keys are errors, with file and line.
+
+Looked for in: `--config`, `$LEVERET_CONFIG`, `$XDG_CONFIG_HOME/leveret/leveret.toml`,
+`/etc/leveret/leveret.toml`; the first found wins. Durations are Flux Standard Durations ("5s").
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from leveret.errors import ConfigError
+
+
+class Section(msgspec.Struct, forbid_unknown_fields=True, rename="kebab"):
+    """Base: keys are written with dashes, unknown ones are refused."""
+
+
+class Perilog(Section):
+    """[job-manager.prolog] and [job-manager.epilog]."""
+
+    command: list[str] | None = None
+    timeout: str | None = None  #: FSD; prolog 30m, epilog unlimited by default
+    kill_timeout: str = "60s"
+    cancel_on_exception: bool = True
+
+
+class JobManager(Section):
+    prolog: Perilog = msgspec.field(default_factory=Perilog)
+    epilog: Perilog = msgspec.field(default_factory=Perilog)
+    plugins: list[str] = []  #: names or files to load at start
+
+
+class Exec(Section):
+    kill_timeout: str = "5s"  #: between SIGTERM (or SIGALRM) and SIGKILL
+    output_limit: int | None = None  #: bytes kept per job and stream; absent = all of it
+
+
+class Staging(Section):
+    """The copier is an argv template: {src}, {dst} and {python} are filled in; no shell is involved."""
+
+    copier: list[str] = msgspec.field(default_factory=lambda: ["{python}", "-m", "leveret.exec.copier", "{src}", "{dst}"])
+    timeout: str = "1d"
+
+
+class Config(Section):
+    job_manager: JobManager = msgspec.field(default_factory=JobManager)
+    exec: Exec = msgspec.field(default_factory=Exec)
+    staging: Staging = msgspec.field(default_factory=Staging)
+    source: str = ""  #: the file it came from; not a key of the file
+
+
+def find(explicit: str | None = None) -> Path | None:
+    """The configuration file to use, or None for the defaults."""
+    if explicit:
+        return Path(explicit)
+    if env := os.environ.get("LEVERET_CONFIG"):
+        return Path(env)
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    for candidate in (Path(home) / "leveret" / "leveret.toml", Path("/etc/leveret/leveret.toml")):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def load(path: Path | None) -> Config:
+    """Read and check a configuration file. Raises ConfigError with file and line."""
+    if path is None:
+        return Config()
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", path=str(path)) from None
+    try:
+        data: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {error}", path=str(path)) from None
+    if "source" in data:
+        raise ConfigError(f"{path}:{_line(text, ['source'])}: unknown key `source`", path=str(path))
+    try:
+        config = msgspec.convert(data, Config)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `$")
+        keys = [k for k in re.split(r"[.\[\]]", where.rstrip("`")) if k and not k.isdigit() and k != "..."]
+        unknown = re.search(r"unknown field `(.+?)`", message)
+        if unknown:
+            keys.append(unknown.group(1))
+            message = f"unknown key `{'.'.join(keys)}`"
+        else:
+            message = f"{'.'.join(keys)}: {message}"
+        raise ConfigError(f"{path}:{_line(text, keys)}: {message}", path=str(path)) from None
+    config.source = str(path)
+    return config
+
+
+def _line(text: str, keys: list[str]) -> int:
+    """The line of the last key, looked for below its table's header; 1 when it cannot be told."""
+    lines = text.splitlines()
+    best = 1
+    table = ""
+    for number, line in enumerate(lines, 1):
+        header = re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line)
+        if header:
+            table = header.group(1)
+            if table == ".".join(keys):
+                best = number
+            continue
+        key = re.match(r"\s*\"?([\w.-]+)\"?\s*=", line)
+        if key and keys:
+            full = f"{table}.{key.group(1)}" if table else key.group(1)
+            if full == ".".join(keys):
+                return number
+            if key.group(1) == keys[-1]:
+                best = number
+    return best

@@ -1,0 +1,383 @@
+"""The daemon: builds the adapters, hands them to the manager, serves the API. One per instance.
+
+    python -m leveret.daemon --statedir DIR --socket PATH [--size N] [--config FILE] [--ready-fd FD]
+
+Writes `ok`, `held` (another daemon has the state directory) or `error TEXT` to FD and closes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import gc
+import json
+import logging
+import logging.handlers
+import os
+import resource
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import structlog
+import uvicorn
+import uvloop
+
+from leveret import __version__, config, instance
+from leveret.api import app
+from leveret.api.identity import PeerProtocol
+from leveret.errors import LeveretError
+from leveret.exec.local import LocalEngine
+from leveret.manager.manager import Manager
+from leveret.manager.queries import Queries
+from leveret.store.sqlite import Store
+from leveret.wire import PROTOCOL
+
+WATCH_S = 2.0
+LOG_BYTES_MAX = 16 << 20
+
+
+class Clock:
+    """Wall clock and the loop's timers, for the manager."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def time(self) -> float:
+        return time.time()
+
+    def call_soon(self, callback: Callable[[], None]) -> Any:
+        return self._loop.call_soon(callback)
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Any:
+        return self._loop.call_later(max(0.0, when - time.time()), callback)
+
+
+class Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Listener:
+    """Between the engine and the manager: troubles go to the log."""
+
+    def __init__(self, manager: Manager) -> None:
+        self.have = manager.have
+        self.lost_asks = manager.lost_asks
+        self.on_connected = manager.on_connected
+        self.on_records = manager.units.on_records
+        self.on_stdin_ack = manager.units.on_stdin_ack
+        self.on_progress = manager.units.on_progress
+        self.on_lost = manager.units.on_lost
+        self._log = manager.log
+
+    def on_trouble(self, text: str) -> None:
+        self._log.error("helper trouble", text=text)
+
+
+def open_log(path: Path) -> Any:
+    """JSON lines, rotated."""
+    handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=3)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    root = logging.getLogger("leveret")
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    root.propagate = False
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(serializer=lambda v, **_: json.dumps(v, default=str, ensure_ascii=False)),
+        ],
+        logger_factory=lambda *args: root,
+        cache_logger_on_first_use=True,
+    )
+    return structlog.get_logger()
+
+
+def lock(state_dir: Path) -> int | None:
+    """Hold the state directory; None when another daemon does."""
+    fd = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def bind(path: str) -> socket.socket:
+    """The listening socket, mode 0600 from its first moment. The caller holds the state directory."""
+    directory = os.path.dirname(path)
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    old = os.umask(0o177)
+    try:
+        if len(os.fsencode(path)) <= instance.SOCKET_PATH_MAX_BYTES:
+            sock.bind(path)
+        else:
+            fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                sock.bind(f"/proc/self/fd/{fd}/{os.path.basename(path)}")
+            finally:
+                os.close(fd)
+    finally:
+        os.umask(old)
+    sock.listen(1024)
+    sock.setblocking(False)
+    return sock
+
+
+class Daemon:
+    def __init__(self, state_dir: Path, socket_path: str, size: int, settings: config.Config) -> None:
+        self.state_dir = state_dir
+        self.socket_path = socket_path
+        self.size = size
+        self.settings = settings
+        self.uri = instance.make_uri(socket_path)
+        self.started = time.time()
+        self.log = open_log(state_dir / "daemon.log")
+        self.ending = asyncio.Event()
+        self.stopped = asyncio.Event()
+        self.store: Store
+        self.engine: LocalEngine
+        self.manager: Manager
+        self.server: Server
+        self._shutting = False
+
+    async def start(self) -> None:
+        """Everything up to and with the listening socket."""
+        loop = asyncio.get_running_loop()
+        self.store = Store(self.state_dir / "leveret.db")
+        self.store.on_failure = self._store_failed
+        epoch_ms = int(self.store.meta("epoch_ms") or 0)
+        generator = int(self.store.meta("generator") or 0)
+        if not epoch_ms:
+            epoch_ms, generator = int(self.started * 1000), secrets.randbelow(16)
+            self.store.set_meta_now("epoch_ms", str(epoch_ms))
+            self.store.set_meta_now("generator", str(generator))
+        self.engine = LocalEngine(self.state_dir / "nodes", self.size)
+        tmp_dir = self.state_dir / "tmp"
+        tmp_dir.mkdir(mode=0o700, exist_ok=True)
+        await self.engine.connect()
+        self.store.start()
+        self.manager = Manager(
+            self.store,
+            self.engine,
+            self.settings,
+            Clock(loop),
+            self.log,
+            uri=self.uri,
+            owner_uid=os.getuid(),
+            epoch_ms=epoch_ms,
+            generator=generator,
+            tmp_dir=str(tmp_dir),
+        )
+        self.manager.recover()
+        gc.collect()
+        gc.freeze()
+        await self.engine.serve(Listener(self.manager))
+        self.manager.go_on()
+        api = app.build(self.manager, Queries(self.manager), self, os.getuid())
+        self.server = Server(
+            uvicorn.Config(
+                api,
+                http=PeerProtocol,
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                timeout_graceful_shutdown=2,
+                timeout_keep_alive=60,
+                backlog=1024,
+            )
+        )
+        self.sock = bind(self.socket_path)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "helpers": self.engine.status(),
+            "uri": self.uri,
+            "state_dir": str(self.state_dir),
+            "version": __version__,
+            "protocol": PROTOCOL,
+            "started": self.started,
+        }
+
+    def _store_failed(self, error: Exception) -> None:
+        # what is in memory is ahead of the disk and must not be shown: end, and replay at the next start
+        self.log.error("the store has failed; ending", why=repr(error))
+        os._exit(3)
+
+    # ---- ending ------------------------------------------------------------------------------------
+
+    async def shut_down(self, timeout_s: float, keep: bool) -> list[str]:
+        """Take no new work, cancel what runs (unless `keep`), wait for it within the time, say what is left."""
+        if self._shutting:
+            return []
+        self._shutting = True
+        manager = self.manager
+        manager.stopping = "the instance is shutting down"
+        left: list[str] = []
+        if not keep:
+            for jobid, entry in list(manager.entries.items()):
+                if entry.job.state.name in ("RUN", "CLEANUP"):
+                    with contextlib.suppress(LeveretError):
+                        manager.cancel(jobid, "instance is shutting down", os.getuid())
+            deadline = time.monotonic() + timeout_s
+            while time.monotonic() < deadline and self._busy():
+                await asyncio.sleep(0.02)
+        for entry in manager.entries.values():
+            if entry.job.state.name in ("RUN", "CLEANUP"):
+                record = manager.record(entry)
+                left.append(
+                    f"{record['f58']} {record['state']} {record['phase']}: {record['waiting_for']}".rstrip(": ")
+                )
+        await self.store.barrier()
+        asyncio.get_running_loop().call_later(0.05, lambda: self.end(helpers=not keep))
+        return left
+
+    def _busy(self) -> bool:
+        return any(e.job.state.name in ("RUN", "CLEANUP") for e in self.manager.entries.values())
+
+    def end(self, helpers: bool) -> None:
+        """Streams end with a `restart` record, then the process."""
+        if not self.ending.is_set():
+            self.ending.set()
+            self.manager.feed.wake_all()
+            self._tail = asyncio.get_running_loop().create_task(self._end(helpers))
+
+    async def _end(self, helpers: bool) -> None:
+        await self.manager.works.shut_down()
+        await self.store.barrier()
+        self.server.should_exit = True
+        await self.engine.shut_down(helpers)
+        self.stopped.set()
+
+    async def watch(self) -> None:
+        """Make the socket again when it vanishes, end when the state directory does."""
+        inode = os.stat(self.socket_path).st_ino
+        while not self.ending.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.ending.wait(), WATCH_S)
+            if self.ending.is_set():
+                return
+            if not (self.state_dir / "lock").exists():
+                self.log.error("the state directory has vanished; ending")
+                self.end(helpers=True)
+                return
+            try:
+                same = os.stat(self.socket_path).st_ino == inode
+            except OSError:
+                same = False
+            if not same:
+                try:
+                    sock = bind(self.socket_path)
+                except OSError as error:
+                    self.log.error("the socket cannot be made again", why=str(error))
+                    continue
+                inode = os.stat(self.socket_path).st_ino
+                loop = asyncio.get_running_loop()
+                factory = self.server.servers[0]  # keep serving the old connections
+                del factory
+                self.server.servers.append(
+                    await loop.create_server(
+                        lambda: PeerProtocol(self.server.config, self.server.server_state, self.server.lifespan.state),
+                        sock=sock,
+                    )
+                )
+                self.log.warning("the socket had vanished and was made again")
+
+    async def serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, lambda: self.end(helpers=False))
+        watcher = loop.create_task(self.watch())
+        await self.server.serve(sockets=[self.sock])
+        self.end(helpers=False)
+        await self.stopped.wait()
+        watcher.cancel()
+        with contextlib.suppress(OSError):
+            os.unlink(self.socket_path)
+
+
+async def run(args: argparse.Namespace, settings: config.Config, ready: Callable[[str], None]) -> None:
+    daemon = Daemon(Path(args.statedir), args.socket, args.size, settings)
+    try:
+        await daemon.start()
+    except LeveretError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        ready(f"error {error.message}{hint}")
+        daemon.log.error("start failed", why=error.message)
+        raise SystemExit(1) from None
+    except Exception as error:
+        ready(f"error {type(error).__name__}: {error}")
+        daemon.log.exception("start failed")
+        raise
+    ready("ok")
+    daemon.log.info("serving", pid=os.getpid(), uri=daemon.uri, version=__version__)
+    await daemon.serve()
+    daemon.store.close()
+    daemon.log.info("ended", pid=os.getpid())
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="leveret-daemon", description="The Leveret daemon; started by the commands.")
+    parser.add_argument("--statedir", required=True)
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--size", type=int, default=1)
+    parser.add_argument("--config")
+    parser.add_argument("--ready-fd", type=int)
+    args = parser.parse_args(argv)
+    args.statedir = os.path.abspath(args.statedir)
+    args.socket = os.path.abspath(args.socket)
+
+    def ready(text: str) -> None:
+        if args.ready_fd is not None:
+            with contextlib.suppress(OSError):
+                os.write(args.ready_fd, (text.replace("\n", " ") + "\n").encode())
+                os.close(args.ready_fd)
+            args.ready_fd = None
+        elif text.startswith("error "):
+            print(f"leveret-daemon: ERROR: {text[6:]}", file=sys.stderr)
+
+    try:
+        os.makedirs(args.statedir, mode=0o700, exist_ok=True)
+        held = lock(Path(args.statedir))
+    except OSError as error:
+        ready(f"error {args.statedir}: {error.strerror}")
+        return 1
+    if held is None:
+        ready("held")
+        return 0
+    try:
+        settings = config.load(config.find(args.config))
+    except LeveretError as error:
+        ready(f"error {error.message}")
+        return 1
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    os.environ["LEVERET_NOFILE"] = str(soft)
+    sys.setswitchinterval(0.0005)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run(args, settings, ready))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

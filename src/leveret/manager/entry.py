@@ -1,0 +1,71 @@
+"""What the daemon keeps of an active job beside its fold: things in flight and things that can be read again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from leveret.core.job import Job
+from leveret.core.jobspec import Digest
+from leveret.core.resources import Rset
+
+
+class NodeAsk:
+    """One ask that starts processes: a unit on a node (PROCESS.md, "Never twice")."""
+
+    __slots__ = ("applied", "incarnation", "node", "spec", "started", "status", "stdin_acked", "tail", "unit")
+
+    def __init__(self, unit: str, node: int, incarnation: str) -> None:
+        self.unit = unit
+        self.node = node
+        self.incarnation = incarnation
+        self.applied = 0  #: highest record number whose effects are stored (or on their way to the store)
+        self.started = False
+        self.status: int | None = None  #: wait status once the unit has ended
+        self.tail = ""  #: the end of a work unit's standard error
+        self.spec: dict[str, Any] | None = None  #: of a work unit; a job's is made from its jobspec again
+        self.stdin_acked = 0
+
+
+class Entry:
+    """An active job."""
+
+    __slots__ = (
+        "asks",
+        "digest",
+        "done_exec",
+        "in_flight",
+        "job",
+        "lines",
+        "owners",
+        "progress",
+        "rset",
+        "stdin_bytes",
+        "stdin_recorded",
+        "stopping",
+        "task_exit",
+        "timed_out",
+    )
+
+    def __init__(self, job: Job, digest: Digest) -> None:
+        self.job = job
+        self.digest = digest
+        self.rset: Rset | None = None
+        self.in_flight: set[str] = set()  #: asks made and not answered; a crash empties it
+        self.asks: dict[tuple[str, int], NodeAsk] = {}  #: by (unit, node)
+        self.owners: dict[str, str] = {}  #: hold key → plugin that closes it ("" = the API)
+        self.progress: dict[str, dict[str, Any]] = {}  #: hold key → last progress; never stored
+        self.lines: dict[str, int] = {}  #: guest path → number of its next line
+        self.stopping: set[str] = set()  #: hold keys that have been asked to stop
+        self.task_exit = False  #: shell.task-exit was logged (the first task only)
+        self.timed_out = False
+        self.done_exec = False
+        self.stdin_bytes = 0  #: bytes taken from clients
+        self.stdin_recorded = 0  #: of these, bytes that guest.input holds
+
+    @property
+    def unit(self) -> str:
+        return f"job/{self.job.id}"
+
+    def job_asks(self) -> list[NodeAsk]:
+        unit = self.unit
+        return [ask for ask in self.asks.values() if ask.unit == unit]

@@ -1,0 +1,758 @@
+"""The manager: the one writer. Every stimulus (a request, a helper's record, a timer, the end of a hold's work)
+becomes a turn; nothing leaves the process before the events that explain it are on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from leveret.config import Config
+from leveret.core import jobid as jobids
+from leveret.core import jobspec as jobspecs
+from leveret.core import resources
+from leveret.core.event import decode
+from leveret.core.job import FLAG_WAITABLE, FLAGS, OPEN_EVENT, Job, replay
+from leveret.core.transitions import CLEANUP, INACTIVE, RUN, SCHED
+from leveret.core.verdict import Verdict, record, verdict
+from leveret.errors import BusyError, ConflictError, EventError, InternalError, InvalidError, NotFoundError
+from leveret.manager.entry import Entry, NodeAsk
+from leveret.manager.feed import Feed
+from leveret.manager.perform import Perform
+from leveret.manager.ports import Clock, Engine, Log, Store
+from leveret.manager.turn import Turn
+from leveret.manager.units import INPUT, INPUT_WINDOW, Units
+from leveret.manager.works import Works
+from leveret.plugins import registry as registries
+from leveret.plugins.dependencies import Dependencies
+from leveret.plugins.hooks import Plugin, Reject, WorkResult
+from leveret.sched.fifo import Fifo
+from leveret.sched.pool import Pool, PoolNode
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+#: turns that may wait for the disk before new submissions are held back
+BACKLOG_MAX = 20_000
+CACHE_MAX = 4096
+
+
+class Manager:
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        config: Config,
+        clock: Clock,
+        log: Log,
+        *,
+        uri: str,
+        owner_uid: int,
+        epoch_ms: int,
+        generator: int,
+        tmp_dir: str,
+    ) -> None:
+        self.store = store
+        self.engine = engine
+        self.config = config
+        self.clock = clock
+        self.log_port = log
+        self.uri = uri
+        self.owner_uid = owner_uid
+        self.tmp_dir = tmp_dir
+        self.entries: dict[int, Entry] = {}  #: active jobs
+        self.pool = Pool(PoolNode(rank, host, cores) for rank, host, cores in engine.hosts())
+        self.queue = Fifo(self.pool)
+        self.feed = Feed()
+        self.works = Works(self)
+        self.perform = Perform(self)
+        self.units = Units(self)
+        self.registry = registries.Registry(self._plugin_error)
+        self.stopping = ""  #: why no new work is taken
+        self._epoch_ms = epoch_ms
+        self._generator = generator
+        self._last_id = store.last_id()
+        self._scheduled = False
+        self._envs: OrderedDict[str, None] = OrderedDict()  #: hashes that are stored
+        self._fresh: dict[int, dict[str, Any]] = {}  #: jobspecs that are not on disk yet
+        self._specs: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        self._outcomes: OrderedDict[int, Job] = OrderedDict()
+        self._waiters: dict[int, list[asyncio.Future[None]]] = {}
+        self.waited: set[int] = set()  #: waitable jobs whose result has been taken
+        self.ended_waitable: list[int] = []  #: waitable jobs that have ended, oldest first
+
+    @property
+    def log(self) -> Log:
+        return self.log_port
+
+    # ---- lookups -----------------------------------------------------------------------------------
+
+    def entry(self, jobid: int) -> Entry:
+        """An active job. Raises NotFoundError, or ConflictError when it is inactive."""
+        entry = self.entries.get(jobid)
+        if entry is None or entry.job.state is INACTIVE:
+            if self.outcome(jobid) is None:
+                raise NotFoundError("unknown job id")
+            raise ConflictError("job is inactive")
+        return entry
+
+    def entry_of_unit(self, unit: str) -> Entry | None:
+        parts = unit.split("/")
+        return self.entries.get(int(parts[1])) if len(parts) > 1 and parts[1].isdigit() else None
+
+    def outcome(self, jobid: int) -> Job | None:
+        """A job, active or not; replayed from its log when it is inactive."""
+        entry = self.entries.get(jobid)
+        if entry is not None:
+            return entry.job
+        job = self._outcomes.get(jobid)
+        if job is None:
+            events = [decode(line) for line in self.store.all_events(jobid)]
+            if not events:
+                return None
+            job = replay(jobid, events)
+            self._outcomes[jobid] = job
+            if len(self._outcomes) > CACHE_MAX:
+                self._outcomes.popitem(last=False)
+        return job
+
+    def jobspec(self, jobid: int) -> dict[str, Any]:
+        """The jobspec with its environment and the updates of the eventlog."""
+        spec = self._fresh.get(jobid) or self._specs.get(jobid)
+        if spec is None:
+            spec = self.stored_jobspec(jobid)
+            self._specs[jobid] = spec
+            if len(self._specs) > CACHE_MAX:
+                self._specs.popitem(last=False)
+        job = self.outcome(jobid)
+        if job is not None and job.updates:
+            spec = _decode(_encode(spec))
+            for key, value in job.updates.items():
+                where = spec
+                *path, last = key.split(".")
+                for part in path:
+                    where = where.setdefault(part, {})
+                where[last] = value
+        return spec
+
+    def stored_jobspec(self, jobid: int) -> dict[str, Any]:
+        """As submitted. Raises NotFoundError."""
+        row = self.store.job_row(jobid)
+        if row is None:
+            raise NotFoundError("unknown job id")
+        spec: dict[str, Any] = _decode(row[2])
+        if row[3]:
+            spec["attributes"]["system"]["environment"] = _decode(self.store.env(row[3]))
+        return spec
+
+    def exception(self, type_: str, severity: int, note: str, userid: int | None = None) -> dict[str, Any]:
+        """An exception event's context."""
+        return {
+            "type": type_,
+            "severity": severity,
+            "note": note,
+            "userid": self.owner_uid if userid is None else userid,
+        }
+
+    # ---- submitting --------------------------------------------------------------------------------
+
+    def submit(
+        self, spec: dict[str, Any], urgency: int, flags: list[str], userid: int
+    ) -> tuple[int, asyncio.Future[None]]:
+        """One job in one turn. Returns its id and a future that is done once it is on disk.
+
+        Raises JobspecError, InvalidError, BusyError; nothing is stored then.
+        """
+        if self.stopping:
+            raise BusyError(f"job submission is disabled: {self.stopping}")
+        if self.store.backlog > BACKLOG_MAX:
+            raise BusyError("too many requests wait for the disk", "try again in a moment")
+        if isinstance(urgency, bool) or not isinstance(urgency, int) or not 0 <= urgency <= 31:
+            raise InvalidError("urgency range is [0:31]", path="urgency")
+        mask = 0
+        for name in flags:
+            if name not in FLAGS:
+                raise InvalidError(f"unknown flag `{name}`", "flags: " + ", ".join(FLAGS), path="flags")
+            mask |= FLAGS[name]
+        jobspecs.validate(spec)
+        digest = jobspecs.digest(spec)
+        if digest.queue:
+            raise InvalidError(
+                f"'{digest.queue}' is not a valid queue", "no queues are configured", "attributes.system.queue"
+            )
+        now = self.clock.time()
+        jobid = jobids.next_fluid(self._last_id, max(0, int(now * 1000) - self._epoch_ms), self._generator)
+        entry = Entry(Job(jobid), digest)
+        self._fresh[jobid] = spec
+        self.entries[jobid] = entry
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            with Turn(self, "submit") as turn:
+                self._store_job(turn, entry, spec, userid)
+                for plugin, answer in self.registry.call("validate", str(jobid), entry.job, spec):
+                    if isinstance(answer, Reject):
+                        turn.answer(entry, plugin, answer)
+                turn.post(entry, "submit", {"userid": userid, "urgency": urgency, "flags": mask, "version": 1})
+                for plugin, answer in self.registry.call("new", str(jobid), entry.job):
+                    turn.answer(entry, plugin, answer)
+                self._dependencies(turn, entry)
+                turn.post(entry, "validate")
+                turn.after.append(lambda: self._submitted(jobid, done))
+        except BaseException:
+            self.entries.pop(jobid, None)
+            self._fresh.pop(jobid, None)
+            raise
+        self._last_id = jobid
+        return jobid, done
+
+    def _submitted(self, jobid: int, done: asyncio.Future[None]) -> None:
+        spec = self._fresh.pop(jobid, None)
+        if spec is not None and jobid in self.entries:
+            self._specs[jobid] = spec
+            if len(self._specs) > CACHE_MAX:
+                self._specs.popitem(last=False)
+        if not done.done():
+            done.set_result(None)
+
+    def _store_job(self, turn: Turn, entry: Entry, spec: dict[str, Any], userid: int) -> None:
+        system = spec["attributes"]["system"]
+        env = system.get("environment")
+        digest = None
+        body = spec
+        if env:
+            blob = _encode(env)
+            digest = hashlib.blake2b(blob, digest_size=16).hexdigest()
+            if digest in self._envs:
+                self._envs.move_to_end(digest)
+            else:
+                turn.op("INSERT OR IGNORE INTO env VALUES(?,?)", digest, blob)
+                turn.after.append(lambda: self._env_stored(str(digest)))
+            rest = {k: v for k, v in system.items() if k != "environment"}
+            body = {**spec, "attributes": {**spec["attributes"], "system": rest}}
+        turn.op(
+            "INSERT INTO job(id, active, userid, t_submit, env, jobspec) VALUES(?,1,?,?,?,?)",
+            entry.job.id,
+            userid,
+            turn.now,
+            digest,
+            _encode(body),
+        )
+
+    def _env_stored(self, digest: str) -> None:
+        self._envs[digest] = None
+        if len(self._envs) > CACHE_MAX:
+            self._envs.popitem(last=False)
+
+    def _dependencies(self, turn: Turn, entry: Entry) -> None:
+        for number, dependency in enumerate(entry.digest.dependencies):
+            scheme = str(dependency.get("scheme", ""))
+            plugin = self.registry.for_scheme(scheme)
+            if plugin is None:
+                raise InvalidError(
+                    f'dependency scheme "{scheme}" not supported',
+                    path=f"attributes.system.dependencies[{number}].scheme",
+                )
+            for answer in self.registry.call_one(plugin, "dependency", str(entry.job.id), entry.job, dependency):
+                turn.answer(entry, plugin, answer)
+        turn._drain()
+
+    # ---- scheduling --------------------------------------------------------------------------------
+
+    def request(self, entry: Entry) -> None:
+        """Queue (again) a job's request for resources."""
+        self.queue.add(entry.job.id, entry.job.priority or 0, entry.digest)
+        self.want_schedule()
+
+    def want_schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self.clock.call_soon(self._schedule)
+
+    def _schedule(self) -> None:
+        self._scheduled = False
+        for jobid, rset in list(self.queue.schedule()):
+            entry = self.entries[jobid]
+            now = self.clock.time()
+            rset.starttime = now
+            rset.expiration = now + entry.digest.duration_s if entry.digest.duration_s else 0.0
+            entry.rset = rset
+            try:
+                with Turn(self, "alloc") as turn:
+                    turn.op("UPDATE job SET R=? WHERE id=?", _encode(rset.to_dict()), jobid)
+                    turn.post(entry, "alloc", {"annotations": {"sched": {"resource_summary": rset.summary()}}})
+            except Exception:
+                self.log.exception("alloc failed", job=jobid)
+                self.pool.release(rset)
+                entry.rset = None
+                raise
+
+    # ---- what users ask for ------------------------------------------------------------------------
+
+    def raise_exception(self, jobid: int, type_: str, severity: int, note: str, userid: int) -> None:
+        if not type_ or any(c.isspace() for c in type_):
+            raise InvalidError("invalid exception type")
+        if isinstance(severity, bool) or not isinstance(severity, int) or not 0 <= severity <= 7:
+            raise InvalidError("invalid exception severity")
+        entry = self.entry(jobid)
+        if type_ == "cancel" and severity == 0 and entry.job.status is not None and not self._unfinished_start(entry):
+            # after `finish` a plain cancel cannot turn a finished job into a canceled one
+            holders = ", ".join(h.name for h in entry.job.holds.values()) or "cleanup"
+            raise ConflictError(f"the tasks have finished; the job still waits for: {holders}")
+        with Turn(self, "raise") as turn:
+            turn.post(entry, "exception", self.exception(type_, severity, note, userid))
+
+    def _unfinished_start(self, entry: Entry) -> bool:
+        return entry.job.status is None and "start" in entry.in_flight
+
+    def cancel(self, jobid: int, note: str, userid: int) -> None:
+        self.raise_exception(jobid, "cancel", 0, note, userid)
+
+    def kill(self, jobid: int, signum: int) -> None:
+        entry = self.entry(jobid)
+        if entry.job.state not in (RUN, CLEANUP) or not entry.job_asks() or not entry.job.started:
+            raise ConflictError("job is not running")
+        self.perform.signal(entry, signum)
+
+    def set_urgency(self, jobid: int, urgency: int, userid: int) -> int:
+        if isinstance(urgency, bool) or not isinstance(urgency, int) or not 0 <= urgency <= 31:
+            raise InvalidError("urgency value is out of range", path="urgency")
+        entry = self.entry(jobid)
+        old = entry.job.urgency
+        with Turn(self, "urgency") as turn:
+            turn.post(entry, "urgency", {"userid": userid, "urgency": urgency})
+        return old
+
+    def open_hold(self, jobid: int, kind: str, name: str, context: dict[str, Any]) -> None:
+        """A hold for somebody outside; closed by `finish`."""
+        if kind not in OPEN_EVENT:
+            raise InvalidError(f"no such kind of hold: `{kind}`", "kinds: " + ", ".join(OPEN_EVENT))
+        entry = self.entry(jobid)
+        if kind == "prolog" and self.start_requested(jobid):
+            raise EventError("prolog-start: the start of the job was requested already")
+        with Turn(self, "hold") as turn:
+            turn.post(entry, OPEN_EVENT[kind], {"description": name, **context})
+            turn.own(entry, f"{kind}/{name}", "")
+
+    async def stdin(self, jobid: int, offset: int, ranks: str, data: bytes, eof: bool) -> int:
+        """Take stdin for a job; returns how many bytes have been taken in all. Held back while much is on its way."""
+        entry = self.entry(jobid)
+        if entry.job.status is not None or entry.job.fatal is not None:
+            raise ConflictError("stdin not accepted by job")
+        if offset < entry.stdin_bytes:
+            data = data[entry.stdin_bytes - offset :]
+        elif offset > entry.stdin_bytes:
+            raise InvalidError(f"stdin offset {offset} is beyond what was sent ({entry.stdin_bytes})", path="offset")
+        if "eof" in entry.in_flight:
+            if data:
+                raise ConflictError("stdin not accepted by job")
+            return entry.stdin_bytes
+        if eof and ranks == "all":
+            entry.in_flight.add("eof")
+        taken = self.units.stdin(entry, ranks, data, eof)
+        await self.store.barrier()
+        news = self.feed.watch(jobid)
+        try:
+            while (
+                jobid in self.entries
+                and entry.job.status is None
+                and self.units.stdin_outstanding(entry)
+                > (INPUT_WINDOW if entry.stdin_recorded == entry.stdin_bytes else 0)
+            ):
+                news.clear()
+                await news.wait()
+        finally:
+            self.feed.unwatch(jobid, news)
+        return taken
+
+    async def set_key(self, jobid: int, key: str, value: bytes) -> None:
+        """Keep a value in the job's guest space (RFC 16)."""
+        self.entry(jobid)
+        with Turn(self, "kv") as turn:
+            turn.op("INSERT OR REPLACE INTO kv VALUES(?,?,?)", jobid, key, value)
+        await self.store.barrier()
+
+    def has_waitable(self) -> bool:
+        """Whether any active job may be waited for by `job wait` without an id."""
+        return any(job_waitable(entry.job) for entry in self.entries.values())
+
+    def take_waitable(self) -> int:
+        """An ended waitable job that nobody has waited for, or 0; it counts as waited for then."""
+        for jobid in self.ended_waitable:
+            self.ended_waitable.remove(jobid)
+            self.waited.add(jobid)
+            return jobid
+        return 0
+
+    # ---- the end of a job --------------------------------------------------------------------------
+
+    def retire(self, turn: Turn, entry: Entry) -> None:
+        """`clean` is in the turn: the final record goes into the same transaction."""
+        job = entry.job
+        final = self.record(entry)
+        turn.op(
+            "UPDATE job SET active=0, t_inactive=?, result=?, record=? WHERE id=?",
+            job.t_inactive,
+            final["result"],
+            _encode(final),
+            job.id,
+        )
+        if entry.asks or entry.owners:
+            turn.op("DELETE FROM ask WHERE job=?", job.id)
+            turn.op("DELETE FROM hold WHERE job=?", job.id)
+        turn.after.append(lambda: self._retired(entry))
+
+    def _retired(self, entry: Entry) -> None:
+        jobid = entry.job.id
+        self.entries.pop(jobid, None)
+        self._specs.pop(jobid, None)
+        self._outcomes[jobid] = entry.job
+        if len(self._outcomes) > CACHE_MAX:
+            self._outcomes.popitem(last=False)
+        self.units.asked_at.pop(jobid, None)
+        if job_waitable(entry.job):
+            self.ended_waitable.append(jobid)
+        for future in self._waiters.pop(jobid, ()):
+            if not future.done():
+                future.set_result(None)
+        for future in self._waiters.pop(0, ()) if job_waitable(entry.job) else ():
+            if not future.done():
+                future.set_result(None)
+
+    async def wait_inactive(self, jobid: int) -> None:
+        """Return once the job is inactive (and that is on disk). 0 waits for any waitable job."""
+        if jobid and jobid not in self.entries:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(jobid, []).append(future)
+        await future
+
+    def record(self, entry: Entry) -> dict[str, Any]:
+        """The API's record of an active job (docs/api.md)."""
+        job, digest, rset = entry.job, entry.digest, entry.rset
+        out = record(job)
+        out |= {
+            "f58": jobids.encode(job.id),
+            "name": digest.name,
+            "cwd": digest.cwd,
+            "queue": digest.queue,
+            "bank": digest.bank,
+            "project": digest.project,
+            "ntasks": digest.ntasks,
+            "duration": job.updates.get("attributes.system.duration", digest.duration_s),
+        }
+        if rset is not None:
+            out |= {
+                "nnodes": rset.nnodes(),
+                "ncores": rset.ncores(),
+                "ngpus": rset.ngpus(),
+                "ranks": rset.ranks_idset(),
+                "nodelist": rset.nodelist(),
+            }
+            if rset.expiration and not out["expiration"]:
+                out["expiration"] = rset.expiration
+        else:
+            out |= {"nnodes": digest.nnodes or None, "ncores": digest.nslots * digest.cores_per_slot}
+        out["holds"] = [
+            {
+                "kind": hold.kind,
+                "name": hold.name,
+                "owner": hold.owner,
+                "plugin": entry.owners.get(key, ""),
+                "since": hold.since,
+                "blocks": list(hold.blocks),
+                "deadline": hold.deadline,
+                "progress": entry.progress.get(key),
+            }
+            for key, hold in job.holds.items()
+        ]
+        return out
+
+    # ---- plugins -----------------------------------------------------------------------------------
+
+    def _plugin_error(self, plugin: str, job: str, error: BaseException) -> None:
+        if isinstance(error, InvalidError):
+            raise error
+        trace = "".join(traceback.format_exception(error))
+        self.log.error("plugin failed", plugin=plugin, job=job, trace=trace)
+
+    def load_builtin(self) -> None:
+        for name, cls in registries.BUILTIN.items():
+            self.registry.add(cls(PluginPort(self, name), name, {"config": self.config}), name, builtin=True)
+
+    def load_plugin(self, source: str, conf: dict[str, Any], *, remember: bool = True) -> str:
+        """Load a plugin, show it every active job, and keep it loaded across restarts."""
+        name, again, cls = registries.load_class(source)
+        try:
+            plugin = cls(PluginPort(self, name), name, conf)
+        except Exception as error:
+            raise InvalidError(f"plugin `{name}`: {type(error).__name__}: {error}") from error
+        self.registry.add(plugin, again)
+        if remember:
+            with Turn(self, "jobtap") as turn:
+                turn.op(
+                    "INSERT OR REPLACE INTO plugin VALUES(?, (SELECT coalesce(max(position),0)+1 FROM plugin), ?, ?)",
+                    name,
+                    again,
+                    _encode(conf),
+                )
+        for entry in list(self.entries.values()):
+            self.registry.call_one(plugin, "new", str(entry.job.id), entry.job)
+            self._resume(entry, plugin)
+        return name
+
+    def _resume(self, entry: Entry, plugin: Plugin) -> None:
+        for key, owner in list(entry.owners.items()):
+            hold = entry.job.holds.get(key)
+            if owner == plugin.name and hold is not None:
+                self.works.resume(entry, hold, plugin)
+
+    def remove_plugin(self, name: str) -> None:
+        """Unload. Refused while the plugin has open holds (their jobs are named)."""
+        loaded = self.registry.loaded.get(name)
+        if loaded is not None and loaded.builtin:
+            raise ConflictError(f"`{name}` is built in")
+        holding = [jobids.encode(i) for i, e in self.entries.items() if name in e.owners.values()]
+        if holding:
+            raise ConflictError(f"plugin `{name}` has open holds on {', '.join(holding[:20])}", "finish them first")
+        entry = self.registry.remove(name)
+        try:
+            entry.plugin.remove()
+        except Exception as error:
+            self.log.error("plugin failed", plugin=name, trace="".join(traceback.format_exception(error)))
+        self.works.drop_plugin(name)
+        with Turn(self, "jobtap") as turn:
+            turn.op("DELETE FROM plugin WHERE name=?", name)
+
+    def plugins(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": name,
+                "path": loaded.source,
+                "builtin": loaded.builtin,
+                "holds": sum(owner == name for e in self.entries.values() for owner in e.owners.values()),
+            }
+            for name, loaded in self.registry.loaded.items()
+        ]
+
+    # What plugins call (hooks.Manager) stands in PluginPort below.
+
+    def start_requested(self, jobid: int) -> bool:
+        entry = self.entries.get(jobid)
+        return entry is not None and (entry.job.started or "start" in entry.in_flight)
+
+    def find_hold(self, jobid: int, kind: str, name: str) -> str:
+        """The key of the open hold of that name. Raises EventError."""
+        entry = self.entry(jobid)
+        keys = [key for key, hold in entry.job.holds.items() if hold.name == name and kind in ("", hold.kind)]
+        if len(keys) > 1:
+            raise EventError(f"`{name}` names several open holds: {', '.join(keys)}", "say which kind")
+        if keys:
+            return keys[0]
+        if kind and f"{kind}/{name}" in entry.job.closed:
+            raise EventError(f"{kind} `{name}` was closed already")
+        raise EventError(f"no hold `{name}` is open", "open: " + (", ".join(entry.job.holds) or "none"))
+
+    def set_progress(self, jobid: int, key: str, progress: dict[str, Any]) -> None:
+        entry = self.entries.get(jobid)
+        if entry is None or key not in entry.job.holds:
+            return
+        entry.progress[key] = progress
+        self.feed.publish((jobid,))
+
+    # ---- starting again ----------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Replay every active job. No event is posted before all plugins are loaded and have seen the jobs."""
+        self.load_builtin()
+        for source in self.config.job_manager.plugins:
+            self.load_plugin(source, {}, remember=False)
+        for name, source, conf in self.store.plugins():
+            try:
+                self.load_plugin(source, _decode(conf), remember=False)
+            except Exception as error:
+                self.log.error("plugin not loaded", plugin=name, why=str(error))
+        for jobid in self.store.active_ids():
+            try:
+                self._recover_job(jobid)
+            except Exception as error:
+                self.log.error("job quarantined", job=jobids.encode(jobid), why=repr(error))
+        for unit, node, jobid, incarnation, applied, state, spec in self.store.asks():
+            entry = self.entries.get(jobid)
+            if entry is None:
+                continue
+            ask = NodeAsk(unit, node, incarnation)
+            said = _decode(state)
+            ask.applied, ask.started, ask.status, ask.tail = applied, said["started"], said["status"], said["tail"]
+            ask.spec = _decode(spec) if spec else None
+            entry.asks[(unit, node)] = ask
+            if unit == entry.unit:
+                entry.in_flight.add("start")
+        for jobid, key, plugin in self.store.holders():
+            entry = self.entries.get(jobid)
+            if entry is not None and key in entry.job.holds:
+                entry.owners[key] = plugin
+        for entry in self.entries.values():
+            self.registry.call("new", str(entry.job.id), entry.job)
+
+    def _recover_job(self, jobid: int) -> None:
+        row = self.store.job_row(jobid)
+        if row is None:
+            raise InternalError("no such row")
+        job = replay(jobid, (decode(line) for line in self.store.all_events(jobid)))
+        entry = Entry(job, jobspecs.digest(_decode(row[2])))
+        if row[4] is not None and job.allocated:
+            entry.rset = resources.from_dict(_decode(row[4]))
+            if not job.freed:
+                self.pool.take(entry.rset)
+        entry.lines = self.store.guest_next(jobid)
+        entry.timed_out = job.fatal is not None and job.fatal.type == "timeout"
+        entry.task_exit = "guest.exec.eventlog" in entry.lines and any(
+            b'"shell.task-exit"' in row[3] for row in self.store.guest(jobid, "guest.exec.eventlog", limit=1000)
+        )
+        if INPUT in entry.lines:
+            self._recover_stdin(entry)
+        self.entries[jobid] = entry
+
+    def _recover_stdin(self, entry: Entry) -> None:
+        from leveret.manager.units import _bytes
+
+        at = 1
+        while rows := self.store.guest(entry.job.id, INPUT, at):
+            for n, count, _extent, lines in rows:
+                at = n + count
+                for text in lines.splitlines():
+                    event = decode(text)
+                    if event.name == "data":
+                        entry.stdin_bytes += len(_bytes(event.context or {}))
+                        if event.get("eof") and event.get("rank") == "all":
+                            entry.in_flight.add("eof")
+        entry.stdin_recorded = entry.stdin_bytes
+
+    def go_on(self) -> None:
+        """After recovery, with the engine connected: one ordinary step per job, and open holds to their plugins."""
+        for entry in list(self.entries.values()):
+            try:
+                with Turn(self, "restart") as turn:
+                    turn.touched.setdefault(entry.job.id, entry)
+                    if entry.job.state is SCHED:
+                        turn.post(entry, "flux-restart")
+            except Exception:
+                self.log.exception("job cannot go on", job=jobids.encode(entry.job.id))
+        for loaded in list(self.registry.loaded.values()):
+            for entry in list(self.entries.values()):
+                self._resume(entry, loaded.plugin)
+        dependencies = self.registry.get("dependencies")
+        if isinstance(dependencies, Dependencies) and self.entries:
+            any_entry = next(iter(self.entries.values()))
+            with Turn(self, "dependencies") as turn:
+                for answer in dependencies.restored():
+                    turn.answer(any_entry, dependencies, answer)
+                turn._drain()
+
+    def on_connected(self, node: int, incarnation: str, units: dict[str, dict[str, Any]]) -> None:
+        """A helper is there: send again, to the same incarnation only, what it has not got."""
+        for entry in list(self.entries.values()):
+            for ask in list(entry.asks.values()):
+                if ask.node != node or ask.status is not None or ask.incarnation != incarnation:
+                    continue
+                if ask.unit not in units:
+                    if ask.applied:
+                        continue
+                    spec = ask.spec if ask.spec is not None else self.perform.task_specs(entry).get(node)
+                    if spec is not None:
+                        self.engine.start(node, ask.unit, spec)
+                if ask.unit == entry.unit:
+                    received = int(units.get(ask.unit, {}).get("stdin", 0))
+                    ask.stdin_acked = received
+                    self.units.replay_stdin(entry, ask, received)
+                    if "kill" in entry.in_flight and entry.job.fatal is not None and entry.job.fatal.type != "timeout":
+                        self.engine.signal(node, ask.unit, 15, self.perform.kill_timeout_s)
+
+    def have(self, node: int, incarnation: str) -> dict[str, int]:
+        """unit → number of the last record that is stored, for one helper."""
+        return {
+            ask.unit: ask.applied
+            for entry in self.entries.values()
+            for ask in entry.asks.values()
+            if ask.node == node and ask.incarnation == incarnation
+        }
+
+    def lost_asks(self, node: int, incarnation: str) -> set[str]:
+        """Incarnations other than the living one that asks of a node were made to."""
+        return {
+            ask.incarnation
+            for entry in self.entries.values()
+            for ask in entry.asks.values()
+            if ask.node == node and ask.incarnation != incarnation and ask.status is None
+        }
+
+
+def job_waitable(job: Job) -> bool:
+    return bool(job.flags & FLAG_WAITABLE)
+
+
+class PluginPort:
+    """What one plugin may call (hooks.Manager)."""
+
+    def __init__(self, manager: Manager, plugin: str) -> None:
+        self._manager = manager
+        self._plugin = plugin
+
+    def job(self, jobid: int) -> Job | None:
+        entry = self._manager.entries.get(jobid)
+        return None if entry is None else entry.job
+
+    def outcome(self, jobid: int) -> Job | None:
+        return self._manager.outcome(jobid)
+
+    def verdict(self, jobid: int) -> Verdict | None:
+        job = self._manager.outcome(jobid)
+        return verdict(job) if job is not None and job.done else None
+
+    def jobspec(self, jobid: int) -> dict[str, Any]:
+        return self._manager.jobspec(jobid)
+
+    def digest(self, jobid: int) -> jobspecs.Digest:
+        return self._manager.entry(jobid).digest
+
+    def resources(self, jobid: int) -> resources.Rset | None:
+        entry = self._manager.entries.get(jobid)
+        return None if entry is None else entry.rset
+
+    def start_requested(self, jobid: int) -> bool:
+        return self._manager.start_requested(jobid)
+
+    def finish(self, jobid: int, name: str, status: int = 0, note: str = "", kind: str = "") -> None:
+        manager = self._manager
+        manager.works.end(jobid, manager.find_hold(jobid, kind, name), status, note)
+
+    def progress(self, jobid: int, kind: str, name: str, **progress: Any) -> None:
+        self._manager.set_progress(jobid, f"{kind}/{name}", progress)
+
+    async def run(
+        self,
+        jobid: int,
+        name: str,
+        argv: list[str],
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_s: float | None = None,
+        kill_timeout_s: float = 5.0,
+        on_progress: Callable[[dict[str, Any]], None] | None = None,
+    ) -> WorkResult:
+        return await self._manager.perform.run(jobid, name, argv, cwd, env, timeout_s, kill_timeout_s, on_progress)
+
+    def stop_run(self, jobid: int, name: str, kill_timeout_s: float = 5.0) -> None:
+        self._manager.perform.stop_run(jobid, name, kill_timeout_s)
+
+    async def closed(self, jobid: int, kind: str, name: str) -> None:
+        await self._manager.works.wait_closed(jobid, f"{kind}/{name}")
+
+    def log(self, message: str, **details: Any) -> None:
+        self._manager.log.info(message, plugin=self._plugin, **details)

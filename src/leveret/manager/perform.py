@@ -1,0 +1,266 @@
+"""Asks that start or signal processes. The ask is in the turn's transaction; the call follows the commit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from leveret.core import duration, taskmap
+from leveret.core import jobid as jobids
+from leveret.errors import NotFoundError
+from leveret.manager.entry import Entry, NodeAsk
+from leveret.manager.turn import Turn
+from leveret.plugins.hooks import WorkResult
+
+if TYPE_CHECKING:
+    from leveret.manager.manager import Manager
+
+_encode = msgspec.json.Encoder().encode
+ASK_SQL = "INSERT OR REPLACE INTO ask VALUES(?,?,?,?,?,?,?)"
+
+
+def ask_state(ask: NodeAsk) -> bytes:
+    """The `state` column of an ask: what its records have said so far."""
+    return _encode({"started": ask.started, "status": ask.status, "tail": ask.tail})
+
+
+class Perform:
+    def __init__(self, manager: Manager) -> None:
+        self.manager = manager
+        self.kill_timeout_s = duration.parse(manager.config.exec.kill_timeout)
+        self._results: dict[str, list[asyncio.Future[WorkResult]]] = {}
+        self._progress: dict[str, Callable[[dict[str, Any]], None]] = {}
+
+    # ---- a job's tasks -----------------------------------------------------------------------------
+
+    def start(self, turn: Turn, entry: Entry) -> None:
+        """Ask every node of the job for its tasks; stored before it is sent."""
+        assert entry.rset is not None
+        engine = self.manager.engine
+        specs = self.task_specs(entry)
+        for node in specs:
+            ask = NodeAsk(entry.unit, node, engine.incarnation(node))
+            entry.asks[(ask.unit, node)] = ask
+            turn.op(ASK_SQL, ask.unit, node, entry.job.id, ask.incarnation, 0, ask_state(ask), None)
+        self.manager.units.asked_at[entry.job.id] = turn.now
+
+        def send() -> None:
+            for node, spec in specs.items():
+                engine.start(node, entry.unit, spec)
+
+        turn.after.append(send)
+
+    def task_specs(self, entry: Entry) -> dict[int, dict[str, Any]]:
+        """node → the helper's spec; the same for the same job, so that it can be sent again."""
+        manager, job, digest = self.manager, entry.job, entry.digest
+        rset = entry.rset
+        assert rset is not None
+        spec = manager.jobspec(job.id)
+        system = spec["attributes"]["system"]
+        options = (system.get("shell") or {}).get("options") or {}
+        counts = self.task_counts(entry)
+        f58 = jobids.encode(job.id)
+        nodes = [node for node, count in zip(rset.ranks, counts, strict=True) if count]
+        env = {
+            **(system.get("environment") or {}),
+            "FLUX_JOB_ID": f58,
+            "FLUX_JOB_ID_PATH": f"/{f58}",
+            "FLUX_JOB_SIZE": str(sum(counts)),
+            "FLUX_JOB_NNODES": str(len(nodes)),
+            "FLUX_KVS_NAMESPACE": f"job-{job.id}",
+            "LEVERET_URI": manager.uri,
+            "FLUX_URI": manager.uri,
+        }
+        env.pop("FLUX_TERMINUS_SESSION", None)
+        if "output" in options and isinstance(options["output"], dict):
+            limit = options["output"].get("limit", manager.config.exec.output_limit)
+        else:
+            limit = manager.config.exec.output_limit
+        specs: dict[int, dict[str, Any]] = {}
+        rank = 0
+        for node, count in zip(rset.ranks, counts, strict=True):
+            if not count:
+                continue
+            tmpdir = os.path.join(manager.tmp_dir, f"jobtmp-{node}-{f58}")
+            hexid = f"{job.id:016x}"
+            specs[node] = {
+                "kind": "tasks",
+                "jobid": job.id,
+                "argv": spec["tasks"][0]["command"],
+                "cwd": system.get("cwd") or "/",
+                "env": {**env, "FLUX_JOB_TMPDIR": tmpdir},
+                "tasks": [
+                    {
+                        "rank": rank + local,
+                        "local": local,
+                        "env": {"FLUX_TASK_RANK": str(rank + local), "FLUX_TASK_LOCAL_ID": str(local)},
+                    }
+                    for local in range(count)
+                ],
+                "duration_s": digest.duration_s or None,
+                "kill_timeout_s": self.kill_timeout_s,
+                "output": {
+                    "memory_max": 65536,
+                    "limit_bytes": _limit(limit),
+                    "file": f"{hexid[-3:-1]}/{hexid}.out",
+                    "unbuffered": _unbuffered(options),
+                },
+                "stdin": "pipe",
+                "tmpdir": tmpdir,
+                "umask": None,
+                "setpgrp": not options.get("nosetpgrp"),
+                "log": None,
+            }
+            rank += count
+        return specs
+
+    def task_counts(self, entry: Entry) -> list[int]:
+        """Tasks per allocated node, in rank order."""
+        digest, rset = entry.digest, entry.rset
+        assert rset is not None
+        if digest.nnodes:
+            slots = [max(1, digest.slots_per_node)] * len(rset.ranks)
+        else:
+            slots = [
+                _slots(len(n.cores), len(n.gpus), digest.cores_per_slot, digest.gpus_per_slot)
+                for n in rset.ranks.values()
+            ]
+        return taskmap.distribute(digest.ntasks, slots)
+
+    def kill(self, entry: Entry, signum: int = signal.SIGTERM) -> None:
+        """End the tasks: SIGTERM, then SIGKILL to all that is left after the kill timeout."""
+        for ask in entry.job_asks():
+            if ask.status is None:
+                self.manager.engine.signal(ask.node, ask.unit, signum, self.kill_timeout_s)
+
+    def signal(self, entry: Entry, signum: int) -> None:
+        """Just a signal to the tasks."""
+        for ask in entry.job_asks():
+            if ask.status is None:
+                self.manager.engine.signal(ask.node, ask.unit, signum, None)
+
+    # ---- processes that work for a job ---------------------------------------------------------------
+
+    async def run(
+        self,
+        jobid: int,
+        name: str,
+        argv: list[str],
+        cwd: str | None,
+        env: dict[str, str] | None,
+        timeout_s: float | None,
+        kill_timeout_s: float,
+        on_progress: Callable[[dict[str, Any]], None] | None,
+    ) -> WorkResult:
+        """At most one process per (job, name), ever: a second call waits for what the first one began."""
+        entry = self.manager.entry(jobid)
+        unit = f"work/{jobid}/{name}"
+        if on_progress is not None:
+            self._progress[unit] = on_progress
+        ask = next((a for a in entry.asks.values() if a.unit == unit), None)
+        if ask is None:
+            ask = self._begin(entry, unit, argv, cwd, env, timeout_s, kill_timeout_s)
+        try:
+            if ask.status is None:
+                future: asyncio.Future[WorkResult] = asyncio.get_running_loop().create_future()
+                self._results.setdefault(unit, []).append(future)
+                return await future
+            return WorkResult(ask.status, ask.tail)
+        finally:
+            self._progress.pop(unit, None)
+
+    def _begin(
+        self,
+        entry: Entry,
+        unit: str,
+        argv: list[str],
+        cwd: str | None,
+        env: dict[str, str] | None,
+        timeout_s: float | None,
+        kill_timeout_s: float,
+    ) -> NodeAsk:
+        rset = entry.rset
+        if rset is None or not rset.ranks:
+            raise NotFoundError(f"{unit}: the job has no resources to run it on")
+        node = next(iter(rset.ranks))
+        spec = {
+            "kind": "work",
+            "jobid": entry.job.id,
+            "argv": argv,
+            "cwd": cwd or "/",
+            "env": {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), **(env or {}), "LEVERET_URI": self.manager.uri},
+            "tasks": [{"rank": 0, "local": 0, "env": {}}],
+            "duration_s": timeout_s,
+            "kill_timeout_s": kill_timeout_s,
+            "output": {
+                "memory_max": 65536,
+                "limit_bytes": 1 << 20,
+                "file": f"work/{unit.replace('/', '-')}.out",
+                "unbuffered": False,
+            },
+            "stdin": "null",
+            "tmpdir": None,
+            "umask": None,
+            "setpgrp": True,
+            "log": None,
+        }
+        ask = NodeAsk(unit, node, self.manager.engine.incarnation(node))
+        ask.spec = spec
+        with Turn(self.manager) as turn:
+            entry.asks[(unit, node)] = ask
+            turn.op(ASK_SQL, unit, node, entry.job.id, ask.incarnation, 0, ask_state(ask), _encode(spec))
+            turn.after.append(lambda: self.manager.engine.start(node, unit, spec))
+        return ask
+
+    def stop_run(self, jobid: int, name: str, kill_timeout_s: float) -> None:
+        entry = self.manager.entries.get(jobid)
+        if entry is None:
+            return
+        unit = f"work/{jobid}/{name}"
+        for ask in entry.asks.values():
+            if ask.unit == unit and ask.status is None:
+                self.manager.engine.signal(ask.node, unit, signal.SIGTERM, kill_timeout_s)
+
+    def ended(self, unit: str, result: WorkResult) -> None:
+        for future in self._results.pop(unit, ()):
+            if not future.done():
+                future.set_result(result)
+
+    def progressed(self, unit: str, data: dict[str, Any]) -> None:
+        callback = self._progress.get(unit)
+        if callback is not None:
+            callback(data)
+
+
+def _slots(cores: int, gpus: int, cores_per_slot: int, gpus_per_slot: int) -> int:
+    fit = cores // cores_per_slot if cores_per_slot else cores
+    return min(fit, gpus // gpus_per_slot) if gpus_per_slot else fit
+
+
+def _limit(value: Any) -> int | None:
+    """A byte count; `K`, `M` and `G` are powers of 1024. None = no limit."""
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value if value >= 0 else None
+    text = str(value).strip()
+    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
+    digits = text[:-1] if scale > 1 else text
+    try:
+        return int(float(digits) * scale)
+    except ValueError:
+        return None
+
+
+def _unbuffered(options: dict[str, Any]) -> bool:
+    output = options.get("output")
+    if not isinstance(output, dict):
+        return False
+    stdout = output.get("stdout")
+    buffer = stdout.get("buffer") if isinstance(stdout, dict) else None
+    return isinstance(buffer, dict) and buffer.get("type") == "none"

@@ -1,0 +1,249 @@
+"""One writer, one turn, one transaction.
+
+A turn is one stimulus with every event that it and the plugins' hooks bring about. It is stored whole
+or not at all, so that no crash can fall between a transition and the hold that guards it. What the turn
+causes outside (started tasks, answers, watchers) happens in `after`, once it is on disk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from leveret.core import jobid as jobids
+from leveret.core.actions import Ask, next_actions
+from leveret.core.actions import Post as PostAction
+from leveret.core.event import Event, encode
+from leveret.core.job import CLOSE_EVENT, CLOSERS, OPEN_EVENT, AlreadyOpen, apply_event
+from leveret.core.transitions import INACTIVE, State
+from leveret.errors import EventError, InvalidError
+from leveret.manager.entry import Entry
+from leveret.manager.ports import Batch
+from leveret.plugins import hooks
+from leveret.plugins.hooks import Answer, Plugin
+
+if TYPE_CHECKING:
+    from leveret.manager.manager import Manager
+
+PRIORITY_MAX = 4294967295
+Queued = tuple[Entry, str, "dict[str, Any] | None", bool]
+
+
+class Turn:
+    """Use as a context manager: leaving it commits, an exception undoes everything in memory."""
+
+    def __init__(self, manager: Manager, label: str = "") -> None:
+        self.manager = manager
+        self.now = manager.clock.time()
+        self.batch = Batch()
+        self.after: list[Callable[[], None]] = self.batch.on_commit
+        self.touched: dict[int, Entry] = {}
+        self.label = label
+        self._undo: dict[int, tuple[Any, set[str]]] = {}
+        self._queue: deque[Queued] = deque()
+        self._works: list[hooks.Work] = []
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._roll_back()
+            return
+        try:
+            self._settle()
+        except BaseException:
+            self._roll_back()
+            raise
+        if self.batch:
+            self.manager.store.commit(self.batch)
+
+    def _roll_back(self) -> None:
+        for jobid, (job, in_flight) in self._undo.items():
+            entry = self.touched[jobid]
+            entry.job, entry.in_flight = job, in_flight
+            if "alloc" not in in_flight:
+                self.manager.queue.withdraw(jobid)
+        for work in self._works:
+            work.close()
+
+    # ---- events ----------------------------------------------------------------------------------
+
+    def post(self, entry: Entry, name: str, context: dict[str, Any] | None = None) -> None:
+        """Post one event and all that plugins ask for because of it. Raises EventError; nothing has changed then."""
+        self._apply(entry, name, context)
+        self._drain()
+
+    def op(self, sql: str, *args: Any) -> None:
+        self.batch.ops.append((sql, args))
+
+    def _drain(self) -> None:
+        while self._queue:
+            entry, name, context, quiet = self._queue.popleft()
+            try:
+                self._apply(entry, name, context)
+            except AlreadyOpen:
+                pass
+            except EventError as error:
+                if not quiet:
+                    self.manager.log.error(
+                        "event refused", job=jobids.encode(entry.job.id), event_name=name, why=error.message
+                    )
+
+    def _apply(self, entry: Entry, name: str, context: dict[str, Any] | None) -> None:
+        old = entry.job
+        event = Event(max(self.now, old.t_last), name, context)
+        new = apply_event(old, event)
+        jobid = new.id
+        if jobid not in self._undo:
+            self._undo[jobid] = (old, set(entry.in_flight))
+            self.touched[jobid] = entry
+        entry.job = new
+        self.batch.events.append((jobid, new.n, encode(event)))
+        self._bookkeep(entry, event)
+        manager = self.manager
+        registry = manager.registry
+        label = str(jobid)
+        if new.state is not old.state:
+            hook = f"state_{new.state.name.lower()}"
+            if registry.has(hook):
+                for plugin, answer in registry.call(hook, label, new):
+                    self.answer(entry, plugin, answer)
+        hook = "event_" + name.replace("-", "_").replace(".", "_")
+        if registry.has(hook):
+            for plugin, answer in registry.call(hook, label, entry.job, event):
+                self.answer(entry, plugin, answer)
+        if registry.has("event"):
+            for plugin, answer in registry.call("event", label, entry.job, event):
+                self.answer(entry, plugin, answer)
+
+    def _bookkeep(self, entry: Entry, event: Event) -> None:
+        """What beside the fold follows from an event."""
+        name = event.name
+        if name == "alloc":
+            entry.in_flight.discard("alloc")
+        elif name == "priority":
+            entry.in_flight.discard("priority")
+            if "alloc" in entry.in_flight and entry.job.priority:
+                self.manager.request(entry)
+        elif name == "finish":
+            entry.in_flight.discard("start")
+            entry.in_flight.discard("kill")
+        elif name == "free":
+            rset = entry.rset
+            if rset is not None:
+                self.manager.pool.release(rset)
+                self.manager.want_schedule()
+        elif name in CLOSERS:
+            key = f"{CLOSERS[name]}/{event.get('description')}"
+            if key in entry.owners:
+                del entry.owners[key]
+                self.op("DELETE FROM hold WHERE job=? AND key=?", entry.job.id, key)
+            entry.progress.pop(key, None)
+            entry.stopping.discard(key)
+            self.after.append(lambda: self.manager.works.closed(entry.job.id, key))
+
+    # ---- plugins' answers ------------------------------------------------------------------------
+
+    def answer(self, entry: Entry, plugin: Plugin, answer: Answer) -> None:
+        """Queue what a plugin answered; work is begun once the turn is on disk."""
+        if isinstance(answer, hooks._HoldAnswer):
+            self._open(entry, plugin, answer)
+        elif isinstance(answer, hooks.Finish):
+            target = self._target(entry, answer.job)
+            if target is not None:
+                context: dict[str, Any] = {"description": answer.name}
+                if answer.kind != "dependency":
+                    context["status"] = answer.status
+                self._queue.append((target, CLOSE_EVENT[answer.kind], context, answer.quiet))
+        elif isinstance(answer, hooks.Raise):
+            target = self._target(entry, answer.job)
+            if target is not None:
+                self._queue.append(
+                    (target, "exception", self.manager.exception(answer.type, answer.severity, answer.note), False)
+                )
+        elif isinstance(answer, hooks.Post):
+            self._queue.append((entry, answer.name, answer.context, False))
+        elif isinstance(answer, hooks.Reject):
+            raise InvalidError(answer.reason, answer.hint)
+
+    def _target(self, entry: Entry, jobid: int | None) -> Entry | None:
+        if jobid is None:
+            return entry
+        return self.manager.entries.get(jobid)
+
+    def _open(self, entry: Entry, plugin: Plugin, answer: hooks._HoldAnswer) -> None:
+        key = f"{answer.kind}/{answer.name}"
+        if answer.work is not None:
+            self._works.append(answer.work)
+        if key in entry.job.holds:
+            if answer.work is not None:
+                answer.work.close()
+            return
+        context = answer.context()
+        if answer.deadline_s is not None:
+            context["deadline"] = round(self.now + answer.deadline_s, 3)
+        self._queue.append((entry, OPEN_EVENT[answer.kind], context, False))
+        self.own(entry, key, plugin.name)
+        work = answer.work
+        self.after.append(lambda: self.manager.works.begin(entry, key, plugin, work))
+
+    def own(self, entry: Entry, key: str, plugin: str) -> None:
+        """Record who closes a hold."""
+        entry.owners[key] = plugin
+        self.op("INSERT OR REPLACE INTO hold VALUES(?,?,?)", entry.job.id, key, plugin)
+
+    # ---- what is due -----------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Ask by level what is due for every job of the turn, until nothing is."""
+        settled: dict[int, int] = {}
+        while True:
+            entry = next((e for i, e in self.touched.items() if settled.get(i) != e.job.n), None)
+            if entry is None:
+                break
+            settled[entry.job.id] = entry.job.n
+            for action in next_actions(entry.job, entry.in_flight):
+                if isinstance(action, PostAction):
+                    self.post(entry, action.name, action.context)
+                else:
+                    self._ask(entry, action)
+        for entry in self.touched.values():
+            if entry.job.state is INACTIVE:
+                self.manager.retire(self, entry)
+        jobs = list(self.touched)
+        if jobs:
+            self.after.append(lambda: self.manager.feed.publish(jobs))
+
+    def _ask(self, entry: Entry, ask: Ask) -> None:
+        manager, job = self.manager, entry.job
+        what = ask.what
+        if what == "priority":
+            found = manager.registry.first("priority", str(job.id), job)
+            priority = int(found) if found is not None else {0: 0, 31: PRIORITY_MAX}.get(job.urgency, job.urgency)
+            self.post(entry, "priority", {"priority": priority})
+        elif what == "alloc":
+            if shortage := manager.pool.shortage(entry.digest):
+                self.post(entry, "exception", manager.exception("alloc", 0, shortage))
+                return
+            entry.in_flight.add("alloc")
+            manager.request(entry)
+        elif what == "withdraw":
+            entry.in_flight.discard("alloc")
+            manager.queue.withdraw(job.id)
+        elif what == "start":
+            entry.in_flight.add("start")
+            manager.perform.start(self, entry)
+        elif what == "kill":
+            entry.in_flight.add("kill")
+            if job.fatal is None or job.fatal.type != "timeout":  # the helper ends what overran its limit
+                self.after.append(lambda: manager.perform.kill(entry))
+        elif what == "stop":
+            entry.in_flight.add("stop")
+            self.after.append(lambda: manager.works.stop(entry))
+        else:
+            raise AssertionError(what)
+
+
+__all__ = ["State", "Turn"]

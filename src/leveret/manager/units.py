@@ -1,0 +1,353 @@
+"""Records of the helpers (started, output, exited …) become events, exactly once.
+
+A record's effects and the fact that it has been applied are one transaction; the helper is told to
+forget it after the commit. Records that come again are dropped by their number.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from leveret.core import jobid as jobids
+from leveret.core import taskmap
+from leveret.core.event import Event, encode
+from leveret.core.transitions import INACTIVE
+from leveret.manager.entry import Entry, NodeAsk
+from leveret.manager.perform import ask_state
+from leveret.manager.turn import Turn
+from leveret.plugins.hooks import WorkResult
+
+if TYPE_CHECKING:
+    from leveret.manager.manager import Manager
+
+EXEC, OUTPUT, INPUT = "guest.exec.eventlog", "guest.output", "guest.input"
+LOST_STATUS = 137 << 8  #: as killed by SIGKILL
+LOG_CRIT, LOG_ERR, LOG_WARNING = 2, 3, 4
+#: stdin kept in the record of a job; what is beyond it is passed on, not kept
+INPUT_RECORDED_MAX = 1 << 20
+#: stdin bytes on their way to the tasks; more is held back at the client
+INPUT_WINDOW = 256 << 10
+_encode = msgspec.json.Encoder().encode
+Record = dict[str, Any]
+
+
+def line(timestamp: float, name: str, context: dict[str, Any] | None = None) -> bytes:
+    return encode(Event(timestamp, name, context))
+
+
+class Lines:
+    """Lines for one guest path in one turn."""
+
+    __slots__ = ("lines",)
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+
+
+class Units:
+    def __init__(self, manager: Manager) -> None:
+        self.manager = manager
+        self.asked_at: dict[int, float] = {}
+
+    # ---- writing guest eventlogs -----------------------------------------------------------------
+
+    def append(self, turn: Turn, entry: Entry, path: str, lines: list[bytes]) -> None:
+        """Append RFC 18 lines to an eventlog of the guest space."""
+        if lines:
+            n = entry.lines.get(path, 1)
+            entry.lines[path] = n + len(lines)
+            turn.batch.guests.append((entry.job.id, path, n, len(lines), 0, b"\n".join(lines) + b"\n"))
+
+    def append_extent(self, turn: Turn, entry: Entry, node: int, record: Record) -> None:
+        n = entry.lines.get(OUTPUT, 1)
+        entry.lines[OUTPUT] = n + 1
+        body = _encode({"node": node, "file": record["file"], "start": record["start"], "end": record["end"]})
+        turn.batch.guests.append((entry.job.id, OUTPUT, n, 1, 1, body))
+
+    def _header(self, entry: Entry, timestamp: float) -> bytes:
+        count = entry.digest.ntasks
+        return line(
+            timestamp,
+            "header",
+            {
+                "version": 1,
+                "encoding": {"stdout": "UTF-8", "stderr": "UTF-8"},
+                "count": {"stdout": count, "stderr": count},
+                "options": {},
+            },
+        )
+
+    # ---- records ---------------------------------------------------------------------------------
+
+    def on_records(self, node: int, unit: str, records: list[Record]) -> None:
+        """Apply the new ones of `records` in one turn."""
+        manager = self.manager
+        entry = manager.entry_of_unit(unit)
+        ask = entry.asks.get((unit, node)) if entry is not None else None
+        last = int(records[-1]["n"])
+        if entry is None or ask is None or entry.job.state is INACTIVE:
+            manager.engine.ack(node, unit, last)
+            if any(r["k"] == "exit" for r in records):
+                manager.engine.forget(node, unit)
+            return
+        records = [r for r in records if r["n"] > ask.applied]
+        if not records:
+            manager.engine.ack(node, unit, last)
+            return
+        ask.applied = last
+        with Turn(manager, unit) as turn:
+            if unit == entry.unit:
+                self._job_records(turn, entry, ask, records)
+            else:
+                self._work_records(turn, entry, ask, records)
+            if (unit, node) in entry.asks:
+                turn.op("UPDATE ask SET applied=?, state=? WHERE unit=? AND node=?", last, ask_state(ask), unit, node)
+            turn.touched.setdefault(entry.job.id, entry)
+            ended = ask.status is not None
+
+            def told() -> None:
+                manager.engine.ack(node, unit, last)
+                if ended:
+                    manager.engine.forget(node, unit)
+
+            turn.after.append(told)
+
+    def _work_records(self, turn: Turn, entry: Entry, ask: NodeAsk, records: list[Record]) -> None:
+        for record in records:
+            kind = record["k"]
+            if kind == "output" and record.get("data"):
+                text = record["data"]
+                if record.get("encoding") == "base64":
+                    text = base64.b64decode(text).decode("utf-8", "backslashreplace")
+                self.manager.log.info("output", unit=ask.unit, stream=record["stream"], text=text[:4096])
+            elif kind == "start-failed":
+                ask.tail = str(record["message"])
+            elif kind == "exit":
+                self._work_ended(turn, ask, int(record["status"]), str(record.get("stderr_tail", "")) or ask.tail)
+
+    def _work_ended(self, turn: Turn, ask: NodeAsk, status: int, tail: str) -> None:
+        ask.status, ask.tail = status, tail
+        result = WorkResult(status, tail)
+        turn.after.append(lambda: self.manager.perform.ended(ask.unit, result))
+
+    def _job_records(self, turn: Turn, entry: Entry, ask: NodeAsk, records: list[Record]) -> None:
+        exec_lines: list[bytes] = []
+        out: list[bytes] = []
+        for record in records:
+            kind = record["k"]
+            ts = float(record["ts"])
+            if kind == "output":
+                out.append(line(ts, "data", _data(record)))
+            elif kind == "log":
+                context = {"rank": ask.node, "level": record["level"], "message": record["message"]}
+                if "component" in record:
+                    context["component"] = record["component"]
+                out.append(line(ts, "log", context))
+            elif kind == "start":
+                ask.started = True
+                if not entry.job.started and all(a.started for a in entry.job_asks()):
+                    self._started(turn, entry, ts, exec_lines, out)
+                    exec_lines.append(line(ts, "shell.start", {"taskmap": {"version": 1, "map": self._map(entry)}}))
+            elif kind == "start-failed":
+                if not entry.job.started:
+                    self._started(turn, entry, ts, exec_lines, out)
+                message = str(record["message"])
+                out.append(line(ts, "log", {"rank": ask.node, "level": LOG_CRIT, "message": message}))
+                if entry.job.fatal is None:
+                    turn.post(entry, "exception", self.manager.exception("exec", 0, message))
+            elif kind == "extent":
+                self.append(turn, entry, OUTPUT, out)
+                out = []
+                self.append_extent(turn, entry, ask.node, record)
+            elif kind == "task-exit":
+                if not entry.task_exit:
+                    entry.task_exit = True
+                    exec_lines.append(line(ts, "shell.task-exit", _task_exit(record)))
+            elif kind == "timeout":
+                if not entry.timed_out:
+                    entry.timed_out = True
+                    turn.post(entry, "exception", self.manager.exception("timeout", 0, "resource allocation expired"))
+            elif kind == "exit":
+                self._node_ended(turn, entry, ask, ts, int(record["status"]), exec_lines, out)
+        self.append(turn, entry, OUTPUT, out)
+        self.append(turn, entry, EXEC, exec_lines)
+        self._finish(turn, entry)
+
+    def _map(self, entry: Entry) -> list[list[int]]:
+        return taskmap.encode([c for c in self.manager.perform.task_counts(entry) if c])
+
+    def _started(self, turn: Turn, entry: Entry, ts: float, exec_lines: list[bytes], out: list[bytes]) -> None:
+        asks = entry.job_asks()
+        f58 = jobids.encode(entry.job.id, ascii=True)
+        leader = min(a.node for a in asks)
+        asked = self.asked_at.pop(entry.job.id, ts)
+        exec_lines += [
+            line(asked, "init"),
+            line(asked, "starting"),
+            line(
+                ts,
+                "shell.init",
+                {"service": f"{entry.job.userid}-shell-{f58}", "leader-rank": leader, "size": len(asks)},
+            ),
+        ]
+        out.append(self._header(entry, ts))
+        turn.post(entry, "start")
+
+    def _node_ended(
+        self, turn: Turn, entry: Entry, ask: NodeAsk, ts: float, status: int, exec_lines: list[bytes], out: list[bytes]
+    ) -> None:
+        if not entry.job.started:
+            self._started(turn, entry, ts, exec_lines, out)
+        ask.status = status
+        exec_lines.append(line(ts, "shell-exit", {"rank": ask.node, "wait_status": status}))
+        statuses = [a.status for a in entry.job_asks()]
+        if None not in statuses:
+            worst = max(s for s in statuses if s is not None)
+            exec_lines += [line(ts, "complete", {"status": worst}), line(ts, "done")]
+
+    def _finish(self, turn: Turn, entry: Entry) -> None:
+        asks = entry.job_asks()
+        statuses = [a.status for a in asks]
+        if not asks or None in statuses or entry.job.status is not None:
+            return
+        turn.post(entry, "finish", {"status": max(s for s in statuses if s is not None)})
+        for ask in asks:
+            del entry.asks[(ask.unit, ask.node)]
+            turn.op("DELETE FROM ask WHERE unit=? AND node=?", ask.unit, ask.node)
+
+    # ---- a helper is gone --------------------------------------------------------------------------
+
+    def on_lost(self, node: int, host: str, incarnation: str) -> None:
+        """Everything that this incarnation ran has been ended: say so, and never start it again."""
+        for entry in list(self.manager.entries.values()):
+            for ask in list(entry.asks.values()):
+                if ask.node == node and ask.incarnation == incarnation and ask.status is None:
+                    self._lost(entry, ask, host)
+
+    def _lost(self, entry: Entry, ask: NodeAsk, host: str) -> None:
+        with Turn(self.manager, ask.unit) as turn:
+            turn.touched.setdefault(entry.job.id, entry)
+            if ask.unit != entry.unit:
+                self._work_ended(turn, ask, LOST_STATUS, f"helper lost on {host}")
+                turn.op("UPDATE ask SET state=? WHERE unit=? AND node=?", ask_state(ask), ask.unit, ask.node)
+                return
+            exec_lines: list[bytes] = []
+            out: list[bytes] = []
+            note = f"helper lost on {host} (rank {ask.node})"
+            self._node_ended(turn, entry, ask, turn.now, LOST_STATUS, exec_lines, out)
+            out.append(line(turn.now, "log", {"rank": ask.node, "level": LOG_CRIT, "message": note}))
+            if entry.job.fatal is None:
+                turn.post(entry, "exception", self.manager.exception("exec", 0, note))
+            self.append(turn, entry, OUTPUT, out)
+            self.append(turn, entry, EXEC, exec_lines)
+            self._finish(turn, entry)
+
+    def on_progress(self, unit: str, data: dict[str, Any]) -> None:
+        self.manager.perform.progressed(unit, data)
+
+    # ---- standard input ----------------------------------------------------------------------------
+
+    def stdin(self, entry: Entry, ranks: str, data: bytes, eof: bool) -> int:
+        """Record stdin of a job and pass it on once it is on disk. Returns its end offset in bytes."""
+        offset = entry.stdin_bytes
+        entry.stdin_bytes += len(data)
+        with Turn(self.manager, entry.unit) as turn:
+            turn.touched.setdefault(entry.job.id, entry)
+            lines = []
+            if INPUT not in entry.lines:
+                header = {"version": 1, "encoding": {"stdin": "UTF-8"}, "count": {"stdin": 1}, "options": {}}
+                lines.append(line(turn.now, "header", header))
+            if entry.stdin_recorded + len(data) <= INPUT_RECORDED_MAX or eof:
+                context: dict[str, Any] = {"stream": "stdin", "rank": ranks}
+                if data and entry.stdin_recorded + len(data) <= INPUT_RECORDED_MAX:
+                    entry.stdin_recorded += len(data)
+                    context |= _text(data)
+                if eof:
+                    context["eof"] = True
+                lines.append(line(turn.now, "data", context))
+            self.append(turn, entry, INPUT, lines)
+            turn.after.append(lambda: self._send_stdin(entry, offset, ranks, data, eof))
+        return entry.stdin_bytes
+
+    def _send_stdin(self, entry: Entry, offset: int, ranks: str, data: bytes, eof: bool) -> None:
+        wanted: str | list[int] = ranks
+        if ranks != "all":
+            from leveret.core import idset
+
+            wanted = idset.parse(ranks)
+        for ask in entry.job_asks():
+            if ask.status is None:
+                self.manager.engine.stdin(ask.node, ask.unit, offset, wanted, data, eof)
+
+    def replay_stdin(self, entry: Entry, ask: NodeAsk, received: int) -> None:
+        """Send again what a helper has not got: to a unit just started, or after a restart."""
+        at, offset = 1, 0
+        while rows := self.manager.store.guest(entry.job.id, INPUT, at):
+            for n, count, _extent, lines in rows:
+                at = n + count
+                for event in msgspec.json.decode(b"[" + b",".join(lines.splitlines()) + b"]"):
+                    context = event.get("context", {})
+                    if event["name"] != "data":
+                        continue
+                    data = _bytes(context)
+                    if offset + len(data) > received or context.get("eof"):
+                        ranks = context.get("rank", "all")
+                        if ranks != "all":
+                            from leveret.core import idset
+
+                            ranks = idset.parse(ranks)
+                        self.manager.engine.stdin(ask.node, ask.unit, offset, ranks, data, bool(context.get("eof")))
+                    offset += len(data)
+
+    def on_stdin_ack(self, node: int, unit: str, offset: int) -> None:
+        entry = self.manager.entry_of_unit(unit)
+        ask = entry.asks.get((unit, node)) if entry is not None else None
+        if entry is not None and ask is not None:
+            ask.stdin_acked = max(ask.stdin_acked, offset)
+            self.manager.feed.publish((entry.job.id,))
+
+    def stdin_outstanding(self, entry: Entry) -> int:
+        """Bytes taken from clients that not every node has handed to its tasks."""
+        asks = [ask for ask in entry.job_asks() if ask.status is None]
+        if not asks:
+            return 0 if entry.job.status is not None else entry.stdin_bytes
+        return entry.stdin_bytes - min(ask.stdin_acked for ask in asks)
+
+
+def _text(data: bytes) -> dict[str, Any]:
+    try:
+        return {"data": data.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"encoding": "base64", "data": base64.b64encode(data).decode("ascii")}
+
+
+def _bytes(context: dict[str, Any]) -> bytes:
+    data = context.get("data", "")
+    return base64.b64decode(data) if context.get("encoding") == "base64" else str(data).encode("utf-8")
+
+
+def _data(record: Record) -> dict[str, Any]:
+    context: dict[str, Any] = {"stream": record["stream"], "rank": str(record["rank"])}
+    if record.get("data"):
+        if "encoding" in record:
+            context["encoding"] = record["encoding"]
+        context["data"] = record["data"]
+    if record.get("eof"):
+        context["eof"] = True
+    return context
+
+
+def _task_exit(record: Record) -> dict[str, Any]:
+    signaled = int(record["signaled"])
+    return {
+        "localid": record["local"],
+        "rank": record["rank"],
+        "state": "Exited",
+        "pid": record["pid"],
+        "wait_status": record["wait_status"],
+        "signaled": signaled,
+        "exitcode": record["exitcode"],
+    }

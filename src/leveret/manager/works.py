@@ -1,0 +1,190 @@
+"""The work behind holds: begun once the hold is on disk, taken up again after a restart, stopped on request.
+
+A hold with work closes when the work ends, whatever way: result, failure, cancellation or deadline.
+An exception that a failure causes and the finish of the hold share a turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from leveret.core.job import CLOSE_EVENT, Hold
+from leveret.errors import EventError, NotFoundError
+from leveret.manager.entry import Entry
+from leveret.manager.turn import Turn
+from leveret.plugins.hooks import Plugin, Work, WorkFailed
+
+if TYPE_CHECKING:
+    from leveret.manager.manager import Manager
+
+SIGTERM_STATUS = 15
+DEADLINE_STATUS = 142 << 8  #: as a task that ran into its time limit (SIGALRM)
+Key = tuple[int, str]
+
+
+class Works:
+    def __init__(self, manager: Manager) -> None:
+        self.manager = manager
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._timers: dict[Key, Any] = {}
+        self._waiters: dict[Key, list[asyncio.Future[None]]] = {}
+        self.ending = False
+
+    # ---- beginning -------------------------------------------------------------------------------
+
+    def begin(self, entry: Entry, key: str, plugin: Plugin, work: Work | None) -> None:
+        """The hold is on disk: arm its deadline and run its work."""
+        jobid = entry.job.id
+        hold = entry.job.holds.get(key)
+        if hold is None or self.ending:
+            if work is not None:
+                work.close()
+            return
+        self._arm(jobid, hold)
+        if work is not None:
+            self._spawn(jobid, key, plugin, work)
+            if entry.in_flight and "stop" in entry.in_flight and "start" in hold.blocks:
+                self._stop_one(entry, hold)
+
+    def resume(self, entry: Entry, hold: Hold, plugin: Plugin) -> None:
+        """After a restart or a reload: give an open hold back to its plugin."""
+        jobid = entry.job.id
+        self._arm(jobid, hold)
+        if (jobid, hold.key) in self._tasks or type(plugin).resume is Plugin.resume:
+            return
+        self._spawn(jobid, hold.key, plugin, plugin.resume(entry.job, hold))
+
+    def _arm(self, jobid: int, hold: Hold) -> None:
+        if hold.deadline is not None:
+            timer = self.manager.clock.call_at(hold.deadline, lambda: self._overrun(jobid, hold))
+            self._timers[(jobid, hold.key)] = timer
+
+    def _spawn(self, jobid: int, key: str, plugin: Plugin, work: Work) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(jobid, key, plugin, work))
+        self._tasks[(jobid, key)] = task
+
+    async def _run(self, jobid: int, key: str, plugin: Plugin, work: Work) -> None:
+        status, note, type_ = 0, "", ""
+        try:
+            status = int(await work or 0)
+            if status:
+                note = f"{key.partition('/')[2]} ended with status {status}"
+        except WorkFailed as failure:
+            status, note, type_ = failure.status, failure.note, failure.type
+        except asyncio.CancelledError:
+            if self.ending or self._tasks.get((jobid, key)) is not asyncio.current_task():
+                return
+            status, note = SIGTERM_STATUS, f"{key.partition('/')[2]} was canceled"
+        except NotImplementedError:
+            self._tasks.pop((jobid, key), None)
+            return
+        except Exception as error:
+            status, note = 256, f"plugin {plugin.name}: {type(error).__name__}: {error}"
+            self.manager.log.error("plugin failed", plugin=plugin.name, job=jobid, trace=traceback.format_exc())
+        self._tasks.pop((jobid, key), None)
+        if self.ending:
+            return
+        try:
+            self.end(jobid, key, status, note, type_)
+        except (EventError, NotFoundError) as error:
+            self.manager.log.error("hold not closed", job=jobid, hold=key, why=error.message)
+
+    # ---- ending ----------------------------------------------------------------------------------
+
+    def end(self, jobid: int, key: str, status: int, note: str = "", type_: str = "") -> None:
+        """Close a hold in one turn with the exception that its failure means.
+
+        Raises NotFoundError for an unknown job, EventError when the hold is not open; nothing has changed then.
+        """
+        entry = self.manager.entry(jobid)
+        kind, _, name = key.partition("/")
+        hold = entry.job.holds.get(key)
+        with Turn(self.manager) as turn:
+            context: dict[str, Any] = {"description": name}
+            if kind != "dependency":
+                context["status"] = status
+            if kind == "part" and note:
+                context["note"] = note[:500]
+            if hold is not None and status and not (key in entry.stopping and entry.job.fatal is not None):
+                self._exception(turn, entry, hold, note or f"{name} failed", type_)
+            turn.post(entry, CLOSE_EVENT[kind], context)
+
+    def _exception(self, turn: Turn, entry: Entry, hold: Hold, note: str, type_: str) -> None:
+        """A prolog's failure is fatal, and so is that of anything the user owns; the site's are warnings."""
+        job = entry.job
+        fatal = hold.kind == "prolog" or hold.owner == "user"
+        if hold.kind == "part" and hold.owner == "user" and job.started and job.status is None and job.fatal is None:
+            return  # it takes effect at `finish` (DESIGN section 3)
+        severity = 0 if fatal else 2
+        turn.post(entry, "exception", self.manager.exception(type_ or hold.kind, severity, note[:500]))
+
+    def _overrun(self, jobid: int, hold: Hold) -> None:
+        entry = self.manager.entries.get(jobid)
+        if entry is None or hold.key not in entry.job.holds:
+            return
+        task = self._tasks.pop((jobid, hold.key), None)
+        if task is not None:
+            task.cancel()
+        plugin = self.manager.registry.get(entry.owners.get(hold.key, ""))
+        if plugin is not None:
+            self.manager.registry.call_one(plugin, "stop", str(jobid), entry.job, hold)
+        entry.stopping.discard(hold.key)
+        self.end(jobid, hold.key, DEADLINE_STATUS, f"{hold.name}: the deadline has passed")
+
+    def stop(self, entry: Entry) -> None:
+        """A fatal exception: ask the holders of prologs and of parts that block `start` to stop."""
+        for hold in entry.job.blocked("start"):
+            self._stop_one(entry, hold)
+
+    def _stop_one(self, entry: Entry, hold: Hold) -> None:
+        entry.stopping.add(hold.key)
+        plugin = self.manager.registry.get(entry.owners.get(hold.key, ""))
+        task = self._tasks.get((entry.job.id, hold.key))
+        if plugin is not None:
+            try:
+                if plugin.stop(entry.job, hold):
+                    return
+            except Exception:
+                self.manager.log.error(
+                    "plugin failed", plugin=plugin.name, job=entry.job.id, trace=traceback.format_exc()
+                )
+        if task is not None:
+            task.cancel()
+
+    def closed(self, jobid: int, key: str) -> None:
+        """The hold's finish is on disk."""
+        timer = self._timers.pop((jobid, key), None)
+        if timer is not None:
+            timer.cancel()
+        for future in self._waiters.pop((jobid, key), ()):
+            if not future.done():
+                future.set_result(None)
+        task = self._tasks.pop((jobid, key), None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()  # somebody else closed the hold: its work is not wanted any more
+
+    async def wait_closed(self, jobid: int, key: str) -> None:
+        entry = self.manager.entries.get(jobid)
+        if entry is None or key not in entry.job.holds:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault((jobid, key), []).append(future)
+        await future
+
+    def drop_plugin(self, name: str) -> None:
+        """A plugin goes: its work stops, its holds stay open until it is back or somebody finishes them."""
+        for jobid, entry in self.manager.entries.items():
+            for key, owner in entry.owners.items():
+                if owner == name and (task := self._tasks.pop((jobid, key), None)):
+                    task.cancel()
+
+    async def shut_down(self) -> None:
+        """Let go of all work without ending any hold: the next start resumes it."""
+        self.ending = True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=2)

@@ -1,0 +1,130 @@
+"""Dependencies on other jobs (RFC 26): afterok, afterany, afternotok, afterexcept, afterstart (and its old name after).
+
+`after*` but `afterstart` wait for the antecedent's `clean`: its data is where it belongs by then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from leveret.core import jobid as jobids
+from leveret.core.event import Event
+from leveret.core.job import Job
+from leveret.core.verdict import COMPLETED
+from leveret.errors import FormatError
+from leveret.plugins.hooks import Answer, Answers, DependencyHold, Finish, Plugin, Raise, Reject
+
+#: scheme → Flux's name in the description
+NAMES = {
+    "afterok": "after-success",
+    "afternotok": "after-failure",
+    "afterany": "after-finish",
+    "afterexcept": "after-except",
+    "afterstart": "after-start",
+    "after": "after-start",
+}
+_KINDS = frozenset(NAMES.values())
+
+
+def satisfied(kind: str, antecedent: Job, result: str) -> bool:
+    """The truth table for an antecedent that is inactive."""
+    if kind == "after-finish":
+        return True
+    if kind == "after-start":
+        return antecedent.started
+    if kind == "after-success":
+        return result == COMPLETED
+    if kind == "after-failure":
+        return result != COMPLETED  # RFC 26: an unsuccessful result, also of a job that never started
+    return antecedent.fatal is not None
+
+
+class Dependencies(Plugin):
+    """Waits by antecedent, so that one end looks only at its own dependents."""
+
+    schemes = tuple(NAMES)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._waiting: dict[int, dict[int, set[str]]] = {}  #: antecedent → dependent → descriptions
+
+    def dependency(self, job: Job, dependency: dict[str, Any]) -> Answers:
+        scheme, value = str(dependency["scheme"]), str(dependency.get("value", ""))
+        try:
+            other = jobids.parse(value)
+        except FormatError:
+            return Reject(f'dependency: {scheme}: "{value}" is not a valid jobid')
+        antecedent = self.manager.outcome(other)
+        if antecedent is None:
+            return Reject(f"dependency: {scheme}: id {value}: job not found")
+        kind = NAMES[scheme]
+        name = f"{kind}={jobids.encode(other)}"
+        answers: list[Answer] = []
+        if scheme == "after":
+            answers.append(Raise("dependency", 3, "dependency scheme 'after' is deprecated, use 'afterstart'"))
+        answers.append(DependencyHold(name))
+        if antecedent.done:
+            verdict = self.manager.verdict(other)
+            if not satisfied(kind, antecedent, verdict.result if verdict else ""):
+                return Reject(f"dependency: {scheme}: job {jobids.encode(other)} {_why(kind, antecedent)}")
+            answers.append(Finish("dependency", name))
+        elif kind == "after-start" and antecedent.started:
+            answers.append(Finish("dependency", name))
+        else:
+            self._wait(other, job.id, name)
+        return answers
+
+    def _wait(self, antecedent: int, dependent: int, name: str) -> None:
+        self._waiting.setdefault(antecedent, {}).setdefault(dependent, set()).add(name)
+
+    def new(self, job: Job) -> Answers:
+        for hold in job.blocked("depend"):
+            kind, _, value = hold.name.partition("=")
+            if kind in _KINDS:
+                self._wait(jobids.parse(value), job.id, hold.name)
+        return None
+
+    def restored(self) -> list[Answer]:
+        """After a restart: answer for antecedents that ended while nobody looked."""
+        answers: list[Answer] = []
+        for antecedent in list(self._waiting):
+            job = self.manager.outcome(antecedent)
+            if job is None or job.done:
+                answers += self._resolve(antecedent, job)
+            elif job.started:
+                answers += self._started(job)
+        return answers
+
+    def event_start(self, job: Job, event: Event) -> Answers:
+        return self._started(job) if job.id in self._waiting else None
+
+    def _started(self, job: Job) -> list[Answer]:
+        answers: list[Answer] = []
+        for dependent, names in self._waiting.get(job.id, {}).items():
+            for name in sorted(names):
+                if name.startswith("after-start="):
+                    names.discard(name)
+                    answers.append(Finish("dependency", name, job=dependent, quiet=True))
+        return answers
+
+    def state_inactive(self, job: Job) -> Answers:
+        return self._resolve(job.id, job) if job.id in self._waiting else None
+
+    def _resolve(self, antecedent: int, job: Job | None) -> list[Answer]:
+        verdict = self.manager.verdict(antecedent)
+        answers: list[Answer] = []
+        for dependent, names in self._waiting.pop(antecedent, {}).items():
+            for name in sorted(names):
+                kind = name.partition("=")[0]
+                if job is not None and verdict is not None and satisfied(kind, job, verdict.result):
+                    answers.append(Finish("dependency", name, job=dependent, quiet=True))
+                else:
+                    why = "job never started" if job is not None and not job.started else "can never be satisfied"
+                    answers.append(Raise("dependency", 0, f"dependency {name} {why}", job=dependent))
+        return answers
+
+
+def _why(kind: str, antecedent: Job) -> str:
+    if kind == "after-start":
+        return "never started"
+    return {"after-success": "failed or was canceled", "after-failure": "was successful"}.get(kind, "had no exception")

@@ -1,0 +1,294 @@
+"""The plugin interface: one method per moment of a job, and the typed answers it may give.
+
+A plugin is a class that derives from `Plugin`, one a file; the file's name is the plugin's.
+Methods are called in the order in which plugins were loaded, inside the turn of the event that
+caused them: what they answer is stored together with that event. They must not block. A method
+that raises is logged with the plugin's and the job's name and stops no other plugin.
+
+    class Tape(Plugin):
+        def state_cleanup(self, job):
+            return EpilogHold("to-tape", work=self.copy(job))
+
+        async def resume(self, job, hold):
+            await self.copy(job)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, ClassVar, Protocol
+
+from leveret.core.event import Event
+from leveret.core.job import Hold, Job
+from leveret.core.jobspec import Digest
+from leveret.core.resources import Rset
+from leveret.core.verdict import Verdict
+
+Work = Coroutine[Any, Any, "int | None"]
+
+
+class WorkFailed(Exception):
+    """Raised by a hold's work: it ends as failed, with this note on the record.
+
+    `status` is a wait status (256 = exit code 1). `type` overrides the exception's type.
+    """
+
+    def __init__(self, note: str, status: int = 256, type: str = "") -> None:
+        super().__init__(note)
+        self.note = note
+        self.status = status
+        self.type = type
+
+
+class Answer:
+    """Base of everything that a plugin method may return (alone, or several in a list)."""
+
+    __slots__ = ()
+
+
+class _HoldAnswer(Answer):
+    """Open a hold now. With `work` the hold closes when the work ends; without, by `manager.finish` or the API.
+
+    `deadline_s` counts from now; when it passes, the work is canceled and the hold ends as failed.
+    """
+
+    __slots__ = ("deadline_s", "name", "work")
+    kind: ClassVar[str] = ""
+
+    def __init__(self, name: str, work: Work | None = None, deadline_s: float | None = None) -> None:
+        self.name = name
+        self.work = work
+        self.deadline_s = deadline_s
+
+    def context(self) -> dict[str, Any]:
+        return {"description": self.name}
+
+
+class DependencyHold(_HoldAnswer):
+    """dependency-add: the job stays in DEPEND."""
+
+    kind = "dependency"
+    __slots__ = ()
+
+
+class PrologHold(_HoldAnswer):
+    """prolog-start: no `start`, and in CLEANUP no `free` and no `clean`. Its failure is fatal."""
+
+    kind = "prolog"
+    __slots__ = ()
+
+
+class EpilogHold(_HoldAnswer):
+    """epilog-start: no `free` and no `clean`, whether or not the job ever got resources. Its failure is a warning."""
+
+    kind = "epilog"
+    __slots__ = ()
+
+
+class PartHold(_HoldAnswer):
+    """part-start: no `clean`, and none of what `blocks` names (start, free).
+
+    owner `user`: its failure is the job's failure; `site`: a warning.
+    """
+
+    kind = "part"
+    __slots__ = ("blocks", "owner", "uses")
+
+    def __init__(
+        self,
+        name: str,
+        work: Work | None = None,
+        *,
+        owner: str = "user",
+        blocks: Iterable[str] = (),
+        uses: str = "none",
+        deadline_s: float | None = None,
+    ) -> None:
+        super().__init__(name, work, deadline_s)
+        self.owner = owner
+        self.blocks = list(blocks)
+        self.uses = uses
+
+    def context(self) -> dict[str, Any]:
+        return {"description": self.name, "owner": self.owner, "blocks": self.blocks, "uses": self.uses}
+
+
+class Finish(Answer):
+    """Close a hold. `job` names another job than the one at hand; `quiet`: no error when it is not open."""
+
+    __slots__ = ("job", "kind", "name", "quiet", "status")
+
+    def __init__(self, kind: str, name: str, status: int = 0, job: int | None = None, quiet: bool = False) -> None:
+        self.kind = kind
+        self.name = name
+        self.status = status
+        self.job = job
+        self.quiet = quiet
+
+
+class Raise(Answer):
+    """Post an exception; severity 0 is fatal."""
+
+    __slots__ = ("job", "note", "severity", "type")
+
+    def __init__(self, type: str, severity: int, note: str, job: int | None = None) -> None:
+        self.type = type
+        self.severity = severity
+        self.note = note
+        self.job = job
+
+
+class Post(Answer):
+    """Post an event that drives nothing (memo, a site's own name)."""
+
+    __slots__ = ("context", "name")
+
+    def __init__(self, name: str, context: dict[str, Any] | None = None) -> None:
+        self.name = name
+        self.context = context
+
+
+class Reject(Answer):
+    """Refuse the submission, with a reason for the user (from `validate` and `dependency`)."""
+
+    __slots__ = ("hint", "reason")
+
+    def __init__(self, reason: str, hint: str = "") -> None:
+        self.reason = reason
+        self.hint = hint
+
+
+Answers = Answer | Iterable[Answer] | None
+
+
+class WorkResult:
+    """How a process that a helper ran for a plugin ended. `status` is its wait status."""
+
+    __slots__ = ("status", "tail")
+
+    def __init__(self, status: int, tail: str) -> None:
+        self.status = status
+        self.tail = tail
+
+
+class Manager(Protocol):
+    """What a plugin may ask of the manager."""
+
+    def job(self, jobid: int) -> Job | None:
+        """An active job."""
+
+    def outcome(self, jobid: int) -> Job | None:
+        """A job, active or not (an inactive one in the form that its record keeps)."""
+
+    def verdict(self, jobid: int) -> Verdict | None:
+        """The verdict of an inactive job, None while it is active or unknown."""
+
+    def jobspec(self, jobid: int) -> dict[str, Any]:
+        """The jobspec as updated, with its environment."""
+
+    def digest(self, jobid: int) -> Digest:
+        """What the scheduler needs of an active job."""
+
+    def resources(self, jobid: int) -> Rset | None:
+        """R of an active job, None before `alloc`."""
+
+    def start_requested(self, jobid: int) -> bool:
+        """True from the moment at which the engine was asked to start the tasks."""
+
+    def finish(self, jobid: int, name: str, status: int = 0, note: str = "", kind: str = "") -> None:
+        """Close an open hold. Raises EventError when no hold of that name is open, and changes nothing."""
+
+    def progress(self, jobid: int, kind: str, name: str, **progress: Any) -> None:
+        """done, total, unit, note: streamed to watchers, only the last value is kept."""
+
+    async def run(
+        self,
+        jobid: int,
+        name: str,
+        argv: list[str],
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_s: float | None = None,
+        kill_timeout_s: float = 5.0,
+        on_progress: Callable[[dict[str, Any]], None] | None = None,
+    ) -> WorkResult:
+        """Run one process on the job's first node, at most once per (job, name), ever.
+
+        Called again for the same name (after a restart) it waits for the process that was started then.
+        """
+
+    def stop_run(self, jobid: int, name: str, kill_timeout_s: float = 5.0) -> None:
+        """SIGTERM to a process begun with `run`, SIGKILL after `kill_timeout_s`."""
+
+    async def closed(self, jobid: int, kind: str, name: str) -> None:
+        """Return once that hold is not open (any more)."""
+
+    def log(self, message: str, **details: Any) -> None:
+        """To the instance's log."""
+
+
+class Plugin:
+    """Base class. Every method may be left out."""
+
+    #: dependency schemes (RFC 26) that `dependency` answers for
+    schemes: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, manager: Manager, name: str, conf: dict[str, Any]) -> None:
+        self.manager = manager
+        self.name = name
+        self.conf = conf
+
+    def validate(self, job: Job, spec: dict[str, Any]) -> Answers:
+        """Before anything is stored. May answer Reject."""
+
+    def dependency(self, job: Job, dependency: dict[str, Any]) -> Answers:
+        """One entry of attributes.system.dependencies whose scheme is ours: DependencyHold (with a Finish
+        beside it when it is satisfied already), or Reject."""
+
+    def new(self, job: Job) -> Answers:
+        """An active job is shown: after `submit`, and again after a restart or when the plugin is loaded.
+
+        After a restart answers are ignored; the job's holds come through `resume`.
+        """
+
+    def priority(self, job: Job) -> int | None:
+        """The job's priority, None to leave it to the next plugin (the default is the urgency)."""
+
+    def state_depend(self, job: Job) -> Answers:
+        """The job entered DEPEND: a hold that is opened here keeps it there."""
+
+    def state_priority(self, job: Job) -> Answers:
+        """The job entered PRIORITY."""
+
+    def state_sched(self, job: Job) -> Answers:
+        """The job entered SCHED."""
+
+    def state_run(self, job: Job) -> Answers:
+        """The job has resources; nothing has been started. A prolog that is opened here keeps `start` back."""
+
+    def state_cleanup(self, job: Job) -> Answers:
+        """`finish` or a fatal exception. A hold that is opened here keeps `free` and `clean` back."""
+
+    def state_inactive(self, job: Job) -> Answers:
+        """`clean`: the verdict is fixed. Answers may only name other jobs."""
+
+    def event(self, job: Job, event: Event) -> Answers:
+        """Any event, after the state methods. Methods named event_NAME (dashes as underscores) get just theirs."""
+
+    async def resume(self, job: Job, hold: Hold) -> int | None:
+        """Take up the work of an open hold of ours after a restart or reload; the hold closes when this returns.
+
+        The default leaves the hold open until somebody finishes it.
+        """
+        raise NotImplementedError
+
+    def stop(self, job: Job, hold: Hold) -> bool:
+        """A fatal exception asks the holder of a prolog, or of a part that blocks `start`, to stop.
+
+        Return True when it will end by itself soon; else its work is canceled.
+        """
+        return False
+
+    def remove(self) -> None:
+        """The plugin is being unloaded."""

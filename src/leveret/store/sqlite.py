@@ -1,0 +1,305 @@
+"""The durable store: SQLite in WAL mode with synchronous=FULL, one writer thread, group commit.
+
+Everything that one turn of the manager brings about is one `Batch`; a batch is stored whole or not
+at all. What arrives during one commit goes into the next transaction. `on_commit` runs in the
+event loop, in order, after the transaction that holds the batch is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, Protocol
+
+from leveret.errors import BusyError, ConfigError
+
+#: rows of one INSERT: multi-row statements keep the GIL released (executemany gives it up per row)
+ROWS_PER_STATEMENT = 64
+Op = tuple[str, tuple[Any, ...]]
+
+
+class Batch(Protocol):
+    """What one turn writes (the manager's own class fits by shape)."""
+
+    events: list[tuple[int, int, bytes]]  #: (job, n, RFC 18 line)
+    guests: list[tuple[int, str, int, int, int, bytes]]  #: (job, path, n, count, extent, lines)
+    ops: list[Op]  #: further statements, in order
+    on_commit: list[Callable[[], None]]
+
+
+class _Barrier:
+    """A batch that writes nothing."""
+
+    __slots__ = ("events", "guests", "on_commit", "ops")
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.events: list[tuple[int, int, bytes]] = []
+        self.guests: list[tuple[int, str, int, int, int, bytes]] = []
+        self.ops: list[Op] = []
+        self.on_commit = [callback]
+
+
+def _insert(table: str, columns: int, rows: int) -> str:
+    one = "(" + ",".join("?" * columns) + ")"
+    return f"INSERT INTO {table} VALUES " + ",".join([one] * rows)
+
+
+_EVENT_SQL = {n: _insert("event(job, n, line)", 3, n) for n in (1, ROWS_PER_STATEMENT)}
+_GUEST_SQL = {n: _insert("guest", 6, n) for n in (1, ROWS_PER_STATEMENT)}
+
+
+def _write_rows(cursor: sqlite3.Cursor, sql: dict[int, str], rows: list[Any]) -> None:
+    start = 0
+    while len(rows) - start >= ROWS_PER_STATEMENT:
+        flat = [value for row in rows[start : start + ROWS_PER_STATEMENT] for value in row]
+        cursor.execute(sql[ROWS_PER_STATEMENT], flat)
+        start += ROWS_PER_STATEMENT
+    rest = rows[start:]
+    if rest:
+        statement = sql.get(len(rest))
+        if statement is None:
+            statement = sql[len(rest)] = sql[1] + "".join("," + sql[1].split(" VALUES ")[1] for _ in rest[1:])
+        cursor.execute(statement, [value for row in rest for value in row])
+
+
+class Store:
+    """One database file. `read` is for the loop's thread; writes go through `commit`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._queue: queue.SimpleQueue[list[Batch] | None] = queue.SimpleQueue()
+        self._pending: list[Batch] = []
+        self._writing = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._idle: list[asyncio.Future[None]] = []
+        self.failed: Exception | None = None
+        self.on_failure: Callable[[Exception], None] | None = None
+        self.commits = 0
+        self._writer = self._connect()
+        self._migrate()
+        self.read = self._connect()
+        self.read.execute("PRAGMA query_only=ON")
+        self._thread: threading.Thread | None = None
+
+    def _connect(self) -> sqlite3.Connection:
+        db = sqlite3.connect(
+            self.path, isolation_level=None, check_same_thread=False, timeout=10, cached_statements=256
+        )
+        db.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        mode = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+        if mode != "wal":
+            raise ConfigError(
+                f"{self.path}: this file system cannot hold a write-ahead log", "choose a local --statedir"
+            )
+        db.execute("PRAGMA synchronous=FULL")
+        db.execute("PRAGMA foreign_keys=OFF")
+        return db
+
+    def _migrate(self) -> None:
+        files = sorted(
+            (f for f in resources.files("leveret.store").joinpath("migrations").iterdir() if f.name.endswith(".sql")),
+            key=lambda f: f.name,
+        )
+        version = self._writer.execute("PRAGMA user_version").fetchone()[0]
+        if version > len(files):
+            raise ConfigError(
+                f"{self.path}: the database has schema {version}, this Leveret knows up to {len(files)}",
+                "start the newer Leveret again, or restore a backup",
+            )
+        for number, file in enumerate(files[version:], version + 1):
+            script = file.read_text()
+            self._writer.executescript(f"BEGIN;\n{script}\nPRAGMA user_version={number};\nCOMMIT;")
+
+    # ---- writing -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to accept commits; call from the loop's thread."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._work, name="store", daemon=True)
+        self._thread.start()
+
+    def commit(self, batch: Batch) -> None:
+        """Queue one turn; its on_commit callbacks run once it is on disk."""
+        if self.failed is not None:
+            raise BusyError(f"the store has failed: {self.failed}")
+        self._pending.append(batch)
+        if not self._writing:
+            self._writing = True
+            # at the end of this loop pass: the turns of one pass share a transaction
+            assert self._loop is not None
+            self._loop.call_soon(self._hand_over)
+
+    @property
+    def backlog(self) -> int:
+        """Turns that wait for the writer."""
+        return len(self._pending)
+
+    async def barrier(self) -> None:
+        """Return once everything committed so far is on disk (at once when nothing is under way)."""
+        if not self._writing:
+            return
+        assert self._loop is not None
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._pending.append(_Barrier(lambda: None if future.done() else future.set_result(None)))
+        await future
+
+    def _hand_over(self) -> None:
+        if self._pending:
+            batches, self._pending = self._pending, []
+            self._queue.put(batches)
+        else:
+            self._writing = False
+
+    def _work(self) -> None:
+        while True:
+            batches = self._queue.get()
+            if batches is None:
+                return
+            error: Exception | None = None
+            try:
+                self._write(batches)
+            except Exception as caught:
+                error = caught
+            assert self._loop is not None
+            try:
+                self._loop.call_soon_threadsafe(self._committed, batches, error)
+            except RuntimeError:  # the loop has ended
+                return
+
+    def _write(self, batches: list[Batch]) -> None:
+        events: list[Any] = []
+        guests: list[Any] = []
+        for batch in batches:
+            events += batch.events
+            guests += batch.guests
+        ops = [op for batch in batches for op in batch.ops]
+        if not (events or guests or ops):
+            return
+        cursor = self._writer.cursor()
+        cursor.execute("BEGIN IMMEDIATE")
+        try:
+            _write_rows(cursor, _EVENT_SQL, events)
+            _write_rows(cursor, _GUEST_SQL, guests)
+            for sql, args in ops:
+                cursor.execute(sql, args)
+            cursor.execute("COMMIT")
+        except BaseException:
+            if self._writer.in_transaction:
+                cursor.execute("ROLLBACK")
+            raise
+        self.commits += 1
+
+    def _committed(self, batches: list[Batch], error: Exception | None) -> None:
+        if error is not None:
+            self.failed = error
+            if self.on_failure is not None:
+                self.on_failure(error)
+            return
+        for batch in batches:
+            for callback in batch.on_commit:
+                callback()
+        self._hand_over()
+
+    def close(self) -> None:
+        """Write what is queued and close; safe after the loop has ended."""
+        if self._thread is not None:
+            if self._pending and self.failed is None:
+                self._queue.put(self._pending)
+                self._pending = []
+            self._queue.put(None)
+            self._thread.join(timeout=30)
+        self.read.close()
+        self._writer.close()
+
+    # ---- reading (bounded; the caller pages) ------------------------------------------------------
+
+    def meta(self, key: str) -> str | None:
+        row = self.read.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_meta_now(self, key: str, value: str) -> None:
+        """Before `start` only: write one setting at once."""
+        self._writer.execute(
+            "INSERT INTO meta VALUES(?,?) ON CONFLICT(key) DO UPDATE SET value=excluded.value", (key, value)
+        )
+
+    def events(self, job: int, after: int = 0, limit: int = 1000) -> list[tuple[int, bytes]]:
+        """(n, line) of a job's eventlog with n > after; n counts from 1."""
+        return self.read.execute(
+            "SELECT n, line FROM event WHERE job=? AND n>? ORDER BY n LIMIT ?", (job, after, limit)
+        ).fetchall()
+
+    def all_events(self, job: int) -> Iterator[bytes]:
+        after = 0
+        while page := self.events(job, after):
+            for n, line in page:
+                after = n
+                yield line
+
+    def guest(self, job: int, path: str, at: int = 1, limit: int = 64) -> list[tuple[int, int, int, bytes]]:
+        """(n, count, extent, lines) of the chunks that hold line `at` and those after it; lines count from 1."""
+        return self.read.execute(
+            "SELECT n, count, extent, lines FROM guest WHERE job=? AND path=? AND n >= "
+            "coalesce((SELECT max(n) FROM guest WHERE job=? AND path=? AND n<=?), 0) ORDER BY n LIMIT ?",
+            (job, path, job, path, at, limit),
+        ).fetchall()
+
+    def guest_paths(self, job: int) -> list[str]:
+        return [r[0] for r in self.read.execute("SELECT DISTINCT path FROM guest WHERE job=?", (job,))]
+
+    def guest_next(self, job: int) -> dict[str, int]:
+        """path → number of the next line."""
+        rows = self.read.execute("SELECT path, max(n+count) FROM guest WHERE job=? GROUP BY path", (job,))
+        return {str(path): int(n) for path, n in rows}
+
+    def kv(self, job: int, key: str) -> bytes | None:
+        row = self.read.execute("SELECT value FROM kv WHERE job=? AND key=?", (job, key)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def kv_keys(self, job: int) -> list[str]:
+        return [r[0] for r in self.read.execute("SELECT key FROM kv WHERE job=? ORDER BY key", (job,))]
+
+    def active_ids(self) -> list[int]:
+        return [r[0] for r in self.read.execute("SELECT id FROM job WHERE active=1 ORDER BY id")]
+
+    def job_row(self, job: int) -> tuple[int, int, bytes, str | None, bytes | None, bytes | None] | None:
+        """(active, userid, jobspec, env hash, R, record) or None."""
+        row: Any = self.read.execute(
+            "SELECT active, userid, jobspec, env, R, record FROM job WHERE id=?", (job,)
+        ).fetchone()
+        return row  # type: ignore[no-any-return]
+
+    def env(self, digest: str) -> bytes:
+        row = self.read.execute("SELECT body FROM env WHERE hash=?", (digest,)).fetchone()
+        return b"{}" if row is None else bytes(row[0])
+
+    def inactive(self, limit: int, since: float = 0.0) -> Iterable[bytes]:
+        """Final records, the newest end first."""
+        return (
+            r[0]
+            for r in self.read.execute(
+                "SELECT record FROM job WHERE active=0 AND t_inactive>=? ORDER BY t_inactive DESC, id DESC LIMIT ?",
+                (since, limit),
+            )
+        )
+
+    def inactive_count(self) -> int:
+        return int(self.read.execute("SELECT count(*) FROM job WHERE active=0").fetchone()[0])
+
+    def asks(self) -> list[tuple[str, int, int, str, int, bytes, bytes | None]]:
+        return self.read.execute("SELECT unit, node, job, incarnation, applied, state, spec FROM ask").fetchall()
+
+    def holders(self) -> list[tuple[int, str, str]]:
+        return self.read.execute("SELECT job, key, plugin FROM hold").fetchall()
+
+    def plugins(self) -> list[tuple[str, str, bytes]]:
+        return self.read.execute("SELECT name, source, conf FROM plugin ORDER BY position").fetchall()
+
+    def last_id(self) -> int:
+        row = self.read.execute("SELECT max(id) FROM job").fetchone()
+        return int(row[0] or 0)

@@ -1,0 +1,93 @@
+"""Request bodies of the API, typed; the OpenAPI description is made from these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+PROTOCOL = 1
+PROTOCOLS = (PROTOCOL,)
+#: jobs in one bulk submission, and ids in one wait
+BULK_MAX = 1000
+WAIT_MAX = 2000
+
+
+class Body(msgspec.Struct, forbid_unknown_fields=True):
+    """Base: an unknown key is an error."""
+
+
+class Submit(Body):
+    jobspec: dict[str, Any]
+    urgency: int = 16
+    flags: list[str] = []
+    instance_path: str = ""
+
+
+class Cancel(Body):
+    note: str = ""
+
+
+class RaiseException(Body):
+    type: str = "cancel"
+    severity: int = 0
+    note: str = ""
+
+
+class Kill(Body):
+    signal: int = 15
+
+
+class Urgency(Body):
+    urgency: int
+
+
+class Stdin(Body):
+    offset: int = 0
+    ranks: str = "all"
+    data: str = ""  #: base64
+    eof: bool = False
+
+
+class Wait(Body):
+    id: int | str | None = None
+
+
+class WaitMany(Body):
+    ids: list[int]
+    event: str = "clean"
+
+
+class HoldOpen(Body):
+    kind: str
+    name: str
+    owner: str | None = None
+    blocks: list[str] | None = None
+    uses: str | None = None
+    note: str = ""
+
+
+class HoldFinish(Body):
+    name: str
+    kind: str = ""
+    status: int = 0
+    note: str = ""
+
+
+class HoldProgress(Body):
+    name: str
+    kind: str = ""
+    done: float | None = None
+    total: float | None = None
+    unit: str = ""
+    note: str = ""
+
+
+class Load(Body):
+    load: str
+    conf: dict[str, Any] = {}
+
+
+class Shutdown(Body):
+    timeout_s: float = 10.0
+    keep: bool = False
