@@ -84,15 +84,7 @@ class Client:
                 instances.start_daemon(self.instance.state_dir, path)
                 hopeless = False
             if hopeless or not backoff.wait():
-                raise self._unreachable(reason)
-
-    def _unreachable(self, reason: OSError) -> UnreachableError:
-        path = self.instance.socket_path
-        if self.instance.state_dir:
-            hint = f"see {self.instance.state_dir}/daemon.err, or start an instance: leveret start"
-        else:
-            hint = f"{instances.URI_VARIABLE} names an instance that is not running; unset it to use your own"
-        return UnreachableError(f"no daemon answers at `{path}`: {reason.strerror or reason}", hint, path)
+                raise unreachable(self.instance, reason)
 
     def take_connection(self) -> Connection:
         """The idle connection, or a new one; the caller closes it."""
@@ -192,28 +184,21 @@ class Client:
 
     def jobs(self, **filters: Any) -> list[Record]:
         """Records, newest first. Filters: ids, states, results (lists), user, name, queue, count, since."""
-        pairs = []
-        for name, value in filters.items():
-            if value is None or value == "":
-                continue
-            if isinstance(value, list | tuple | set | frozenset):
-                value = ",".join(str(item) for item in value)
-            pairs.append(f"{name}={quote(str(value), b',')}")
-        return list(self.request("GET", "/v1/jobs" + ("?" + "&".join(pairs) if pairs else ""))["jobs"])
+        return list(self.request("GET", self.jobs_target(filters))["jobs"])
 
     def job(self, jobid: JobId) -> Record:
         """One job's record. Raises NotFoundError."""
-        return dict(self.request("GET", self._path(jobid)))
+        return dict(self.request("GET", self.job_path(jobid)))
 
     def key(self, jobid: JobId, key: str, *, original: bool = False, base: bool = False) -> str:
         """The text of `jobspec`, `R`, `J`, `eventlog` or a `guest.*` key."""
         query = "&".join(name for name, wanted in (("original=1", original), ("base=1", base)) if wanted)
-        answer = self.request("GET", f"{self._path(jobid)}/keys/{quote(key)}" + ("?" + query if query else ""))
+        answer = self.request("GET", f"{self.job_path(jobid)}/keys/{quote(key)}" + ("?" + query if query else ""))
         return answer if isinstance(answer, str) else encode_json(answer).decode()
 
     def put_key(self, jobid: JobId, name: str, value: str) -> None:
         """Set `guest.NAME` of a job."""
-        self.request("PUT", f"{self._path(jobid)}/keys/{quote('guest.' + name)}", raw=value.encode())
+        self.request("PUT", f"{self.job_path(jobid)}/keys/{quote('guest.' + name)}", raw=value.encode())
 
     def events(
         self, jobid: JobId, paths: Sequence[str] = ("eventlog",), *, follow: bool = False, status: bool = False
@@ -248,7 +233,7 @@ class Client:
 
     def wait(self, jobid: JobId) -> Record:
         """The record of a job once it is clean: tasks, prologs, epilogs and every other part are over."""
-        return dict(self.request("POST", "/v1/wait", {"id": self._number(jobid)}))
+        return dict(self.request("POST", "/v1/wait", {"id": self.number(jobid)}))
 
     wait_clean = wait
 
@@ -258,7 +243,7 @@ class Client:
 
     def wait_many(self, jobids: Iterable[JobId], event: str = "clean") -> Iterator[Record]:
         """`{"id", "event", "job"}` per job as each reaches `event`; event None: it ended without it."""
-        left = [self._number(jobid) for jobid in jobids]
+        left = [self.number(jobid) for jobid in jobids]
         while left:
             backoff = Backoff(self.patience_s)
             waiting = dict.fromkeys(left[:WAIT_MAX])
@@ -294,25 +279,25 @@ class Client:
 
     def cancel(self, jobid: JobId, note: str = "") -> None:
         """Post the exception `cancel`; does not wait for the job's end."""
-        self.request("POST", f"{self._path(jobid)}/cancel", {"note": note}, repeat=False)
+        self.request("POST", f"{self.job_path(jobid)}/cancel", {"note": note}, repeat=False)
 
     def raise_(self, jobid: JobId, type: str = "cancel", severity: int = 0, note: str = "") -> None:
         """Post an exception (RFC 21); severity 0 is fatal."""
         body = {"type": type, "severity": severity, "note": note}
-        self.request("POST", f"{self._path(jobid)}/raise", body, repeat=False)
+        self.request("POST", f"{self.job_path(jobid)}/raise", body, repeat=False)
 
     def kill(self, jobid: JobId, signal: int = 15) -> None:
         """Send a signal to the job's tasks."""
-        self.request("POST", f"{self._path(jobid)}/kill", {"signal": int(signal)}, repeat=False)
+        self.request("POST", f"{self.job_path(jobid)}/kill", {"signal": int(signal)}, repeat=False)
 
     def urgency(self, jobid: JobId, urgency: int) -> int:
         """Set the urgency (0 holds, 31 expedites). Returns the old one."""
-        return int(self.request("POST", f"{self._path(jobid)}/urgency", {"urgency": urgency})["old"])
+        return int(self.request("POST", f"{self.job_path(jobid)}/urgency", {"urgency": urgency})["old"])
 
     def stdin(self, jobid: JobId, data: bytes, offset: int = 0, ranks: str = "all", eof: bool = False) -> int:
         """Send stdin from `offset` on. Returns the bytes taken so far; held back while the job is full."""
         body = stdin_body(data, offset, ranks, eof)
-        return int(self.request("POST", f"{self._path(jobid)}/stdin", body)["offset"])
+        return int(self.request("POST", f"{self.job_path(jobid)}/stdin", body)["offset"])
 
     # Holds of a process outside Leveret
 
@@ -328,19 +313,19 @@ class Client:
     ) -> None:
         """Open a hold: the job is not clean before it is finished. `kind`: part, prolog, epilog or dependency."""
         body = {"kind": kind, "name": name, "owner": owner, "blocks": list(blocks), "note": note}
-        self.request("POST", f"{self._path(jobid)}/holds", body)
+        self.request("POST", f"{self.job_path(jobid)}/holds", body)
 
     def finish_hold(self, jobid: JobId, name: str, status: int = 0, *, kind: str = "part", note: str = "") -> None:
         """Close a hold; a nonzero status of a user's part fails the job."""
         body = {"kind": kind, "name": name, "status": status, "note": note}
-        self.request("POST", f"{self._path(jobid)}/holds/finish", body, repeat=False)
+        self.request("POST", f"{self.job_path(jobid)}/holds/finish", body, repeat=False)
 
     def progress(
         self, jobid: JobId, name: str, done: int, total: int = 0, *, kind: str = "part", unit: str = "", note: str = ""
     ) -> None:
         """Say how far a hold's work is; only the last value is kept."""
         body = {"kind": kind, "name": name, "done": done, "total": total, "unit": unit, "note": note}
-        self.request("POST", f"{self._path(jobid)}/holds/progress", body)
+        self.request("POST", f"{self.job_path(jobid)}/holds/progress", body)
 
     # Plugins
 
@@ -355,8 +340,28 @@ class Client:
     def jobtap_remove(self, name: str) -> None:
         self.request("DELETE", f"/v1/jobtap/{quote(name)}", repeat=False)
 
+    # The forms of targets and ids, which AsyncClient shares
+
     @staticmethod
-    def _number(jobid: JobId) -> int:
+    def jobs_target(filters: Record) -> str:
+        """The target of a listing; None and empty filters are left out."""
+        pairs = []
+        for name, value in filters.items():
+            if isinstance(value, list | tuple | set | frozenset):
+                value = ",".join(str(item) for item in value)
+            if value is not None and value != "":
+                pairs.append(f"{name}={quote(str(value), b',')}")
+        return "/v1/jobs" + ("?" + "&".join(pairs) if pairs else "")
+
+    @staticmethod
+    def events_target(jobid: JobId, tokens: dict[str, str], follow: bool, status: bool) -> str:
+        """The target of an event stream; `tokens` are path → last token seen, or ""."""
+        query = [f"path={quote(path + ('@' + token if token else ''))}" for path, token in tokens.items()]
+        query += [name for name, wanted in (("follow=1", follow), ("status=1", status)) if wanted]
+        return f"{Client.job_path(jobid)}/events?{'&'.join(query)}"
+
+    @staticmethod
+    def number(jobid: JobId) -> int:
         if isinstance(jobid, int):
             return jobid
         from leveret.core import jobid as jobids
@@ -364,8 +369,18 @@ class Client:
         return jobids.parse(jobid)
 
     @staticmethod
-    def _path(jobid: JobId) -> str:
+    def job_path(jobid: JobId) -> str:
         return f"/v1/jobs/{quote(str(jobid))}"
+
+
+def unreachable(instance: instances.Instance, reason: OSError) -> UnreachableError:
+    """No daemon answers: what to do about it depends on whose instance it is."""
+    if instance.state_dir:
+        hint = f"see {instance.state_dir}/daemon.err, or start an instance: leveret start"
+    else:
+        hint = f"{instances.URI_VARIABLE} names an instance that is not running; unset it to use your own"
+    path = instance.socket_path
+    return UnreachableError(f"no daemon answers at `{path}`: {reason.strerror or reason}", hint, path)
 
 
 def stdin_body(data: bytes, offset: int, ranks: str, eof: bool) -> Record:
@@ -462,9 +477,8 @@ class EventStream:
         return fresh
 
     def _open(self) -> None:
-        query = [f"path={quote(path + ('@' + token if token else ''))}" for path, token in self.tokens.items()]
-        query += [name for name, wanted in (("follow=1", self.follow), ("status=1", self.status)) if wanted]
-        request = make_request("GET", f"{Client._path(self.jobid)}/events?{'&'.join(query)}")
+        target = Client.events_target(self.jobid, self.tokens, self.follow, self.status)
+        request = make_request("GET", target)
         backoff = Backoff(self.client.patience_s)
         while True:
             stream = LineStream(self.client.take_connection())

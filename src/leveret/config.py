@@ -44,7 +44,9 @@ class Exec(Section):
 class Staging(Section):
     """The copier is an argv template: {src}, {dst} and {python} are filled in; no shell is involved."""
 
-    copier: list[str] = msgspec.field(default_factory=lambda: ["{python}", "-m", "leveret.exec.copier", "{src}", "{dst}"])
+    copier: list[str] = msgspec.field(
+        default_factory=lambda: ["{python}", "-m", "leveret.exec.copier", "{src}", "{dst}"]
+    )
     timeout: str = "1d"
 
 

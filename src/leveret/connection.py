@@ -275,11 +275,9 @@ class Connection:
 
     def receive_answer(self) -> Any:
         """Read the whole answer; see answer_of."""
-        pieces = []
         while not self.parser.complete:
             self.receive()
-            pieces.append(self.parser.take())
-        return answer_of(self.parser.status, self.parser.headers, b"".join(pieces))
+        return answer_of(self.parser.status, self.parser.headers, self.parser.take())
 
 
 class LineStream:

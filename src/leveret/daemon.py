@@ -142,7 +142,10 @@ def bind(path: str) -> socket.socket:
 
 
 class Daemon:
-    def __init__(self, state_dir: Path, socket_path: str, size: int, settings: config.Config) -> None:
+    def __init__(
+        self, state_dir: Path, lock_fd: int, socket_path: str, size: int, settings: config.Config
+    ) -> None:
+        self.lock_fd = lock_fd
         self.state_dir = state_dir
         self.socket_path = socket_path
         self.size = size
@@ -268,6 +271,15 @@ class Daemon:
         await self.engine.shut_down(helpers)
         self.stopped.set()
 
+    def _holds_state(self) -> bool:
+        """Whether the state directory is still there, and still the one that we have locked."""
+        try:
+            there = os.stat(self.state_dir / "lock")
+        except OSError:
+            return False
+        ours = os.fstat(self.lock_fd)
+        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
     async def watch(self) -> None:
         """Make the socket again when it vanishes, end when the state directory does."""
         inode = os.stat(self.socket_path).st_ino
@@ -276,7 +288,7 @@ class Daemon:
                 await asyncio.wait_for(self.ending.wait(), WATCH_S)
             if self.ending.is_set():
                 return
-            if not (self.state_dir / "lock").exists():
+            if not self._holds_state():
                 self.log.error("the state directory has vanished; ending")
                 self.end(helpers=True)
                 return
@@ -292,8 +304,6 @@ class Daemon:
                     continue
                 inode = os.stat(self.socket_path).st_ino
                 loop = asyncio.get_running_loop()
-                factory = self.server.servers[0]  # keep serving the old connections
-                del factory
                 self.server.servers.append(
                     await loop.create_server(
                         lambda: PeerProtocol(self.server.config, self.server.server_state, self.server.lifespan.state),
@@ -315,8 +325,8 @@ class Daemon:
             os.unlink(self.socket_path)
 
 
-async def run(args: argparse.Namespace, settings: config.Config, ready: Callable[[str], None]) -> None:
-    daemon = Daemon(Path(args.statedir), args.socket, args.size, settings)
+async def run(args: argparse.Namespace, lock_fd: int, settings: config.Config, ready: Callable[[str], None]) -> None:
+    daemon = Daemon(Path(args.statedir), lock_fd, args.socket, args.size, settings)
     try:
         await daemon.start()
     except LeveretError as error:
@@ -375,7 +385,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ["LEVERET_NOFILE"] = str(soft)
     sys.setswitchinterval(0.0005)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run(args, settings, ready))
+        runner.run(run(args, held, settings, ready))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from double import until
+
+from leveret.exec.copier import Copier
 
 COPIER = [sys.executable, "-m", "leveret.exec.copier"]
 
@@ -228,3 +231,20 @@ def test_a_signal_removes_the_temporary_file(box: Path, signum: int) -> None:
         assert tree(box / "d") == ["x"]
     finally:
         process.kill()
+
+
+@pytest.mark.parametrize("broken", [["copy_file_range"], ["copy_file_range", "sendfile"]])
+def test_slower_ways_give_the_same(box: Path, monkeypatch: pytest.MonkeyPatch, broken: list[str]) -> None:
+    def cannot(*args: object, **kwargs: object) -> int:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    for name in broken:
+        monkeypatch.setattr(os, name, cannot)
+    data = os.urandom(9 << 20)
+    (box / "f").write_bytes(data)
+    seen: list[tuple[int, int]] = []
+    copier = Copier(lambda done, total: seen.append((done, total)))
+    copier.run("f", "d/n")
+    assert not copier.failed
+    assert (box / "d/n").read_bytes() == data
+    assert seen[-1] == (9 << 20, 9 << 20)

@@ -91,7 +91,7 @@ def test_a_torn_tail_is_not_read_and_is_cut_on_reopen(path: Path, cut: int) -> N
     assert next(read_frames(path)).end_offset == whole
 
 
-@pytest.mark.parametrize("place", range(0, HEADER.size + 4))
+@pytest.mark.parametrize("place", range(HEADER.size + 4))
 def test_any_flipped_byte_ends_the_reading(path: Path, place: int) -> None:
     write(path, b"one\n", b"two\n", b"three\n")
     at = next(read_frames(path)).end_offset + place

@@ -204,7 +204,7 @@ def in_order(records: list[dict[str, Any]], keys: list[str]) -> list[dict[str, A
         name = key.removeprefix("-")
         if fields.heading(name) is None:
             raise InvalidError(f"Invalid sort key: {name}")
-        records = sorted(records, key=lambda job: sortable(fields.value_of(job, name)), reverse=key.startswith("-"))  # noqa: B023
+        records = sorted(records, key=lambda job: sortable(fields.value_of(job, name)), reverse=key.startswith("-"))
     return records
 
 

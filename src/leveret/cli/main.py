@@ -12,7 +12,7 @@ import click
 from leveret import __version__
 from leveret.cli import output
 from leveret.cli.base import Group, usage_error
-from leveret.errors import LeveretError
+from leveret.errors import InternalError, LeveretError
 
 #: verb → (module, attribute, short help); one without a text is not listed
 VERBS = {
@@ -63,7 +63,21 @@ def run_cli(args: Sequence[str]) -> int:
         return output.EXIT_BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort):
         return output.EXIT_INTERRUPTED
+    except Exception as bug:
+        return internal_error(bug)
     return code if isinstance(code, int) else 0
+
+
+def internal_error(bug: Exception) -> int:
+    """A bug of ours. One line, and where it happened; everything with LEVERET_TRACEBACK set."""
+    import traceback
+
+    if os.environ.get("LEVERET_TRACEBACK"):
+        output.plain(traceback.format_exc().rstrip())
+    frame = traceback.extract_tb(bug.__traceback__)[-1]
+    where = f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    hint = "this is a bug in leveret; LEVERET_TRACEBACK=1 shows more"
+    return output.error(InternalError(f"{type(bug).__name__}: {bug} ({where})", hint))
 
 
 def main() -> None:

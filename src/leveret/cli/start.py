@@ -191,7 +191,7 @@ class Session:
 
     def _stop(self) -> None:
         """Shut the instance down: daemon and helpers, by request if it answers, else by signal."""
-        if self.daemon is None or self.daemon.poll() is not None and self.daemon.returncode == 0:
+        if self.daemon is None or (self.daemon.poll() is not None and self.daemon.returncode == 0):
             return
         helpers: list[int] = []
         if self.daemon.poll() is None:

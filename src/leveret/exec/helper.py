@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import fcntl
 import gc
 import os
 import select
@@ -33,7 +32,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import __version__
-from . import link, procs
+from . import link, procs, startup
 from .link import Connection
 from .loop import SLEEP_S_MAX, Timers, Worker, say
 from .record import Json, message
@@ -43,6 +42,8 @@ from .unit import Task, Unit
 PROTOCOL = 1
 #: Units started in one pass, so that exits and output of others are not kept waiting.
 STARTS_MAX = 8
+#: Reads from a connection that is about to be replaced.
+TALKS_MAX = 64
 #: How long a forced shutdown waits for processes to die.
 SHUTDOWN_S = 10.0
 
@@ -81,43 +82,7 @@ class Helper:
         self.offload = self._worker.offload
         self._dir_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._listener: socket.socket | None = None
-
-    # ---- set-up
-
-    def take_over(self) -> None:
-        """Kill what a dead helper of this directory left behind, and take its place in the files."""
-        path = os.path.join(self.directory, "helper.incarnation")
-        try:
-            with open(path, encoding="utf-8") as file:
-                old = file.read().strip()
-        except OSError:
-            old = ""
-        if old.partition(":")[0] == self.incarnation.partition(":")[0]:
-            left = procs.kill_marked(old, SHUTDOWN_S)
-            if left:
-                say(f"processes of helper {old} cannot be killed: {[proc.pid for proc in left]}")
-        for name, text in (("helper.incarnation", self.incarnation), ("helper.pid", str(os.getpid()))):
-            path = os.path.join(self.directory, name)
-            with open(path + ".new", "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-            os.rename(path + ".new", path)
-
-    def listen(self) -> None:
-        """The lock is held, so a socket that exists is dead."""
-        self._listener = link.listen(self.directory, self._dir_fd, "helper.sock")
-        self.watch(self._listener.fileno(), select.EPOLLIN, self._accept)
-
-    def handle_signals(self) -> None:
-        """Handlers, not SIG_IGN: that would be inherited by tasks."""
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        ours = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-        for signum in signal.valid_signals():
-            if signum in ours:
-                signal.signal(signum, lambda *_: None)
-            elif signal.getsignal(signum) is signal.SIG_IGN and signum not in (signal.SIGPIPE, signal.SIGXFSZ):
-                signal.signal(signum, signal.SIG_DFL)  # Popen gives the two that Python ignores back itself
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        self.watch(self._wake_read, select.EPOLLIN, self._woken)
+        self._listener_fd = -1
 
     # ---- what units need: see unit.Host
 
@@ -140,7 +105,6 @@ class Helper:
 
     def spawned(self, task: Task) -> None:
         self._tasks[task.pid] = task
-        self.files.expect(len(self._callbacks) + len(self.units))
 
     def settle_later(self, unit: Unit) -> None:
         self._unsettled[unit.name] = unit
@@ -151,6 +115,11 @@ class Helper:
 
     def progressed(self, unit: Unit) -> None:
         self._with_progress[unit.name] = unit
+
+    def progress_now(self, unit: Unit) -> None:
+        connection = self._connection
+        if self._with_progress.pop(unit.name, None) and connection is not None and unit.follower is connection:
+            connection.out.append(message({"t": "progress", "unit": unit.name, "data": unit.progress}))
 
     def stdin_moved(self, unit: Unit) -> None:
         self._with_stdin[unit.name] = unit
@@ -166,18 +135,25 @@ class Helper:
         """Serve until told to shut down, or until the directory vanishes."""
         poll = self._epoll.poll
         while not self._done:
-            connection = self._connection
-            later: int = 0
+            # Pipes come first, so that a task's last words precede its exit; the daemon comes last, since
+            # what it asks may open descriptors, and events that wait in this list would meet the wrong ones.
+            talk = accept = woken = 0
             for fd, events in poll(0.0 if self._queue else self._timers.next_s(), 256):
-                if connection is not None and fd == connection.fd:
-                    # Last: it may close and open descriptors, and events that wait here would meet the wrong ones.
-                    later = events
-                    continue
                 callback = self._callbacks.get(fd)
                 if callback is not None:
                     self._guard(callback, events)
-            if later and connection is self._connection:
-                self._guard(self._talk, later)
+                elif fd == self._wake_read:
+                    woken = events
+                elif fd == self._listener_fd:
+                    accept = events
+                else:
+                    talk = events
+            if woken:
+                self._guard(self._woken)
+            if talk:
+                self._guard(self._talk, talk)
+            if accept:
+                self._guard(self._accept)
             for _ in range(min(STARTS_MAX, len(self._queue))):
                 self._guard(self._queue.popleft().start)
             self._guard(self._timers.run)
@@ -203,7 +179,7 @@ class Helper:
         except BlockingIOError:
             pass  # full: it will wake up anyway
 
-    def _woken(self, events: int) -> None:
+    def _woken(self) -> None:
         text = os.read(self._wake_read, 65536)
         if signal.SIGTERM in text:
             if self.units:
@@ -288,7 +264,7 @@ class Helper:
 
     # ---- the connection
 
-    def _accept(self, events: int) -> None:
+    def _accept(self) -> None:
         assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
@@ -299,6 +275,14 @@ class Helper:
             say(f"connection of uid {uid} refused")
             sock.close()
             return
+        # What the older one has said was said: it counts, also if that daemon is dead.
+        old = self._connection
+        if old is not None:
+            old.idle = False
+            for _ in range(TALKS_MAX):
+                if old.idle or self._connection is not old:
+                    break
+                self._talk(select.EPOLLIN)
         self._hang_up()
         sock.setblocking(False)
         self._connection = Connection(sock)
@@ -360,10 +344,8 @@ class Helper:
     def _add_latest(self, connection: Connection) -> None:
         """Progress and stdin acknowledgements: only the newest of each, and none while the daemon does not read."""
         if self._with_progress:
-            for unit in self._with_progress.values():
-                if unit.follower is connection:
-                    connection.out.append(message({"t": "progress", "unit": unit.name, "data": unit.progress}))
-            self._with_progress = {}
+            for unit in list(self._with_progress.values()):
+                self.progress_now(unit)
         if self._with_stdin:
             for unit in self._with_stdin.values():
                 written = unit.stdin_written()
@@ -494,9 +476,13 @@ class Helper:
     def serve(self) -> None:
         """From set-up to the end."""
         procs.set_subreaper()
-        self.take_over()
-        self.handle_signals()
-        self.listen()
+        startup.take_over(self.directory, self.incarnation, SHUTDOWN_S)
+        startup.handle_signals(self._wake_write)
+        self._epoll.register(self._wake_read, select.EPOLLIN)
+        # The lock is held, so a socket that exists is dead.
+        self._listener = link.listen(self.directory, self._dir_fd, "helper.sock")
+        self._listener_fd = self._listener.fileno()
+        self._epoll.register(self._listener_fd, select.EPOLLIN)
         self._tick()
         gc.collect()
         gc.freeze()
@@ -522,18 +508,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--host", required=True, help="name of the node")
     args = parser.parse_args(argv)
     directory = os.path.abspath(args.dir)
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass  # 0, 1 and 2 must be open, or a pipe would take their place
-    os.close(fd)
-    os.chdir("/")
-    os.umask(0o022)
     try:
-        os.makedirs(directory, 0o700, exist_ok=True)
-        os.chmod(directory, 0o700)
-        lock = os.open(os.path.join(directory, "helper.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        startup.settle_in()
+        lock = startup.lock(directory)
+        if lock is None:
             say(f"another helper serves {directory}")
             return 0
         Helper(directory, args.node, args.host).serve()

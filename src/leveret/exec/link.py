@@ -26,15 +26,17 @@ _length = struct.Struct(">I").unpack_from
 def listen(directory: str, dir_fd: int, name: str) -> socket.socket:
     """A listening socket, mode 0600, in ``directory`` (open as ``dir_fd``), however long its path is.
 
-    Replaces one that exists: the caller knows that nobody serves it.
+    Replaces one that exists: the caller knows that nobody serves it. It takes
+    its name only when it listens, so nobody who finds it is refused.
     """
+    new = name + ".new"
     try:
-        os.unlink(name, dir_fd=dir_fd)
+        os.unlink(new, dir_fd=dir_fd)
     except FileNotFoundError:
         pass
-    path = os.path.join(directory, name)
+    path = os.path.join(directory, new)
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
-        path = f"/proc/self/fd/{dir_fd}/{name}"
+        path = f"/proc/self/fd/{dir_fd}/{new}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     old = os.umask(0o177)
     try:
@@ -43,6 +45,7 @@ def listen(directory: str, dir_fd: int, name: str) -> socket.socket:
         os.umask(old)
     listener.listen(16)
     listener.setblocking(False)
+    os.rename(new, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     return listener
 
 
@@ -62,7 +65,10 @@ class Connection:
         #: close when everything has been sent
         self.closing = False
         self.out: deque[bytes] = deque()
+        #: the socket does not take more now
         self.blocked = False
+        #: nothing was there to receive, the last time
+        self.idle = False
         self._in = bytearray()
 
     def receive(self) -> tuple[list[Json], bool]:
@@ -70,9 +76,11 @@ class Connection:
         try:
             data = self.sock.recv(RECV_BYTES)
         except (BlockingIOError, InterruptedError):
+            self.idle = True
             return [], True
         except OSError:
             return [], False
+        self.idle = False
         if not data:
             return [], False
         buffer = self._in

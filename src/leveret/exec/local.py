@@ -218,11 +218,16 @@ class LocalEngine:
                 await asyncio.sleep(0.01)
                 continue
             break
-        _, link = await loop.create_connection(
-            lambda: _Link(lambda messages: self._on_messages(node, messages), lambda: self._on_lost(node)), sock=sock
-        )
+        link = _Link(lambda messages: self._on_messages(node, messages), lambda: self._on_lost(node, link))
+        await loop.create_connection(lambda: link, sock=sock)
         node.link = link
-        await self._hello(node, {})
+        try:
+            await self._hello(node, {})
+        except BaseException:
+            node.link = None
+            if link.transport is not None:
+                link.transport.close()
+            raise
 
     def _held(self, node: Node) -> bool:
         """A helper lives (it holds the lock), its socket is just not there yet."""
@@ -281,16 +286,21 @@ class LocalEngine:
                 except Exception as error:
                     listener.on_trouble(f"{node.host}: {unit}: {error!r}")
 
-    def _on_lost(self, node: Node) -> None:
-        node.link = None
-        if self._ending:
+    def _on_lost(self, node: Node, link: _Link) -> None:
+        if node.hello is not None and not node.hello.done():
+            node.hello.set_exception(ConnectionError("the connection was closed"))
+        if self._ending or node.link is not link:
             return
+        node.link = None
         task = asyncio.get_running_loop().create_task(self._again(node))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _again(self, node: Node) -> None:
+        delay_s = 0.0
         while not self._ending:
+            await asyncio.sleep(delay_s)
+            delay_s = min(5.0, delay_s * 2 or 0.1)
             try:
                 await self._connect(node)
                 await self._introduce(node)
@@ -298,7 +308,6 @@ class LocalEngine:
             except Exception as error:
                 if self._listener is not None:
                     self._listener.on_trouble(f"{node.host}: {error}")
-                await asyncio.sleep(0.5)
 
     def status(self) -> list[dict[str, Any]]:
         return [

@@ -185,8 +185,15 @@ def kill_marked(incarnation: str, patience_s: float = 10.0) -> list[Proc]:
     """
     deadline = boottime() + patience_s
     pause_s = 0.01
+    # Whoever restarts things from inside a job of the dead helper would kill itself.
+    spared = {1}
+    pid = os.getpid()
+    while pid not in spared and (own := stat(pid)) is not None:
+        spared.add(pid)
+        pid = own.ppid
     while True:
-        left = [proc for procs in find_marked(incarnation + "/").values() for proc in procs]
+        marked = find_marked(incarnation + "/").values()
+        left = [proc for procs in marked for proc in procs if proc.pid not in spared]
         if not left or boottime() > deadline:
             return left
         kill(left)
@@ -266,7 +273,7 @@ class Sweeper:
 class OpenFiles:
     """RLIMIT_NOFILE: as much as may be for the helper, the original soft limit for tasks.
 
-    The limit is left alone until it is nearly used up. From then on the helper
+    The limit is left alone until half of it is used up. From then on the helper
     runs with soft = hard and lowers it around each spawn (``with files:``); the
     child takes the limit of the moment of its vfork. ``Popen`` opens one pipe
     of its own meanwhile, and a lowered limit refuses descriptor numbers beyond
@@ -275,17 +282,17 @@ class OpenFiles:
     no race.
     """
 
-    #: descriptors left below the soft limit when it is raised
-    MARGIN = 64
-
     def __init__(self) -> None:
         self.soft, self.hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.raised = False
         self._reserve: list[int] = []
 
-    def expect(self, open_count: int) -> None:
-        """Raise the limit if ``open_count`` descriptors come near it."""
-        if self.raised or open_count + self.MARGIN < self.soft or self.soft == self.hard:
+    def expect(self, fd: int) -> None:
+        """Raise the limit if ``fd``, a descriptor just opened, comes near it: the kernel gives out the lowest free.
+
+        Half is left for what is opened without a spawn: a file or two for each unit, besides its two pipes.
+        """
+        if self.raised or fd < self.soft // 2 or self.soft == self.hard:
             return
         try:
             self._fill()

@@ -37,6 +37,7 @@ def popen(spec: Json, env: dict[str, str], cwd: str, files: OpenFiles, stdin: in
     arguments that cannot be.
     """
     umask = spec.get("umask")
+    files.expect(stderr)
     with files:
         try:
             process = subprocess.Popen(

@@ -9,10 +9,29 @@ A unit moves through PHASES, never back::
     closing   file forced to disk and temporary folder removed, on the worker thread
     ended     the exit record exists; records wait to be acknowledged
 
-What is told is a row of numbered records (``record.py``): ``log`` and
-``start`` or ``start-failed``; ``output``, ``extent``, ``timeout``, and
-``task-exit`` for every task; ``exit`` last. Their number and size are bounded
-by ``output.py``.
+A spec is the object that ``start`` carries::
+
+    kind "tasks"|"work"   work has one task, and JSON objects on its stdout are progress
+    argv [str]   cwd str|null   env {str: str}   umask int|null   setpgrp bool
+    tasks [{rank int, local int, env {str: str}}]      env is added to the unit's
+    duration_s float|null   kill_timeout_s float       the time limit, and from SIGALRM to SIGKILL
+    output {memory_max int, limit_bytes int|null, file str, unbuffered bool}     see output.py
+    stdin "pipe"|"null"
+    tmpdir str|null       made before (0700), removed with its contents at the end
+    log str|null          a file to which output is appended as well
+
+What is told is a row of numbered records (``record.py``), each with ``k``::
+
+    log           {rank, level, message}                 anywhere
+    start         {pids}                                 all tasks have been spawned, or else
+    start-failed  {rank, errno, message, exitcode}       127 not found, 126 not executable and all else
+    output        {rank, stream, data, encoding?, eof?}  encoding is "base64" if data is no UTF-8
+    extent        {file, start, end}                     a range of the output file, in bytes
+    timeout       {}                                     the time limit has expired; SIGALRM was sent
+    task-exit     {rank, local, pid, wait_status, signaled, exitcode}   128+S when killed by signal S
+    exit          {status, stderr_tail?}                 the last: the largest exit code << 8
+
+Their number and size are bounded by ``output.py``.
 
 Standard library only.
 """
@@ -59,7 +78,10 @@ class Host(OutputHost, Protocol):
         """Look, in this pass, for processes that the unit left behind, until ``unit.swept()``."""
 
     def progressed(self, unit: Unit) -> None:
-        """Send ``unit.progress`` at the end of this pass."""
+        """Send ``unit.progress`` at the end of this pass, if no newer one comes."""
+
+    def progress_now(self, unit: Unit) -> None:
+        """Send it now, if it was to be sent: nothing follows the exit record."""
 
     def stdin_moved(self, unit: Unit) -> None:
         """Acknowledge stdin at the end of this pass."""
@@ -120,7 +142,7 @@ class Unit:
         self._status = 0
         self._start_failed = False
         self._timed_out = False
-        #: everything has been sent SIGKILL: its output may be lost if the disk is full
+        #: SIGKILL was asked for, or its time has come: output may be lost if the disk is full
         self._killed = False
         self._tmpdir: str | None = None
         self._limit_timer: Timer | None = None
@@ -247,6 +269,8 @@ class Unit:
     def signal(self, signum: int, escalate_s: float | None) -> None:
         """Signal every live task's process group; SIGKILL to everything after ``escalate_s`` seconds, if given."""
         self.start()
+        if signum == signal.SIGKILL:
+            self._killed = True
         if self.phase != "running":
             return
         self._signal(signum)
@@ -294,8 +318,7 @@ class Unit:
     def kill(self) -> None:
         """SIGKILL to everything that belongs to the unit, again at doubling intervals while a task lives.
 
-        Killing the tasks' groups is enough here: what they leave behind, in
-        whatever session, is found and killed when the last of them has exited.
+        Daemons that are no longer below a task are found and killed when the last task has exited.
         """
         if self._kill_timer is not None:
             self._kill_timer.cancel()
@@ -303,7 +326,9 @@ class Unit:
         self._killed = True
         if self.phase != "running":
             return
+        below = [proc for task in self._tasks if task.pid for proc in procs.tree(task.pid)[1:]]
         self._signal(signal.SIGKILL)
+        procs.kill(below)
         interval = self._kill_interval_s or max(self._kill_timeout_s, 0.5)
         self._kill_at_s = procs.boottime() + interval
         self._kill_interval_s = min(interval * 2, KILL_REPEAT_S_MAX)
@@ -363,10 +388,9 @@ class Unit:
 
     def _all_exited(self) -> None:
         self.phase = "ending"
-        for timer in (self._limit_timer, self._kill_timer):
-            if timer is not None:
-                timer.cancel()
-        self._limit_timer = self._kill_timer = None
+        if self._limit_timer is not None:
+            self._limit_timer.cancel()
+            self._limit_timer = None
         self._host.sweep_later(self)
 
     def sweep_again(self) -> None:
@@ -414,9 +438,10 @@ class Unit:
         if self.phase != "draining" or self._output.open_count:
             return
         self.phase = "closing"
-        if self._drain_timer is not None:
-            self._drain_timer.cancel()
-            self._drain_timer = None
+        for timer in (self._drain_timer, self._kill_timer):
+            if timer is not None:
+                timer.cancel()
+        self._drain_timer = self._kill_timer = None
         if self._tmpdir is not None:
             try:
                 os.rmdir(self._tmpdir)
@@ -441,6 +466,7 @@ class Unit:
         fields: Json = {"status": self._status}
         if isinstance(self._output, WorkOutput):
             fields["stderr_tail"] = self._output.stderr_tail()
+            self._host.progress_now(self)
         self.records.add("exit", fields)
         self.phase = "ended"
         self._tasks = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from leveret.core.job import Job
 from leveret.core.jobspec import Digest
 from leveret.core.resources import Rset
@@ -25,6 +27,18 @@ class NodeAsk:
         self.spec: dict[str, Any] | None = None  #: of a work unit; a job's is made from its jobspec again
         self.stdin_acked = 0
 
+    def encode(self) -> bytes:
+        """The stored form."""
+        said = [self.incarnation, self.applied, self.started, self.status, self.tail, self.spec]
+        return msgspec.json.encode(said)
+
+    @classmethod
+    def decode(cls, unit: str, node: int, value: bytes) -> NodeAsk:
+        incarnation, applied, started, status, tail, spec = msgspec.json.decode(value)
+        ask = cls(unit, node, incarnation)
+        ask.applied, ask.started, ask.status, ask.tail, ask.spec = applied, started, status, tail, spec
+        return ask
+
 
 class Entry:
     """An active job."""
@@ -32,7 +46,7 @@ class Entry:
     __slots__ = (
         "asks",
         "digest",
-        "done_exec",
+        "dirty",
         "in_flight",
         "job",
         "lines",
@@ -52,13 +66,13 @@ class Entry:
         self.rset: Rset | None = None
         self.in_flight: set[str] = set()  #: asks made and not answered; a crash empties it
         self.asks: dict[tuple[str, int], NodeAsk] = {}  #: by (unit, node)
+        self.dirty: set[tuple[str, int]] = set()  #: asks to write (or delete) at the end of the turn
         self.owners: dict[str, str] = {}  #: hold key → plugin that closes it ("" = the API)
         self.progress: dict[str, dict[str, Any]] = {}  #: hold key → last progress; never stored
         self.lines: dict[str, int] = {}  #: guest path → number of its next line
         self.stopping: set[str] = set()  #: hold keys that have been asked to stop
         self.task_exit = False  #: shell.task-exit was logged (the first task only)
         self.timed_out = False
-        self.done_exec = False
         self.stdin_bytes = 0  #: bytes taken from clients
         self.stdin_recorded = 0  #: of these, bytes that guest.input holds
 

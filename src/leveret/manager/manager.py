@@ -145,9 +145,9 @@ class Manager:
         row = self.store.job_row(jobid)
         if row is None:
             raise NotFoundError("unknown job id")
-        spec: dict[str, Any] = _decode(row[2])
-        if row[3]:
-            spec["attributes"]["system"]["environment"] = _decode(self.store.env(row[3]))
+        spec: dict[str, Any] = _decode(row[1])
+        if row[2]:
+            spec["attributes"]["system"]["environment"] = _decode(self.store.env(row[2]))
         return spec
 
     def exception(self, type_: str, severity: int, note: str, userid: int | None = None) -> dict[str, Any]:
@@ -230,18 +230,11 @@ class Manager:
             if digest in self._envs:
                 self._envs.move_to_end(digest)
             else:
-                turn.op("INSERT OR IGNORE INTO env VALUES(?,?)", digest, blob)
+                turn.batch.env(digest, blob)
                 turn.after.append(lambda: self._env_stored(str(digest)))
             rest = {k: v for k, v in system.items() if k != "environment"}
             body = {**spec, "attributes": {**spec["attributes"], "system": rest}}
-        turn.op(
-            "INSERT INTO job(id, active, userid, t_submit, env, jobspec) VALUES(?,1,?,?,?,?)",
-            entry.job.id,
-            userid,
-            turn.now,
-            digest,
-            _encode(body),
-        )
+        turn.batch.job(entry.job.id, userid, turn.now, digest, _encode(body))
 
     def _env_stored(self, digest: str) -> None:
         self._envs[digest] = None
@@ -283,7 +276,7 @@ class Manager:
             entry.rset = rset
             try:
                 with Turn(self, "alloc") as turn:
-                    turn.op("UPDATE job SET R=? WHERE id=?", _encode(rset.to_dict()), jobid)
+                    turn.batch.put(jobid, "R", _encode(rset.to_dict()))
                     turn.post(entry, "alloc", {"annotations": {"sched": {"resource_summary": rset.summary()}}})
             except Exception:
                 self.log.exception("alloc failed", job=jobid)
@@ -373,7 +366,7 @@ class Manager:
         """Keep a value in the job's guest space (RFC 16)."""
         self.entry(jobid)
         with Turn(self, "kv") as turn:
-            turn.op("INSERT OR REPLACE INTO kv VALUES(?,?,?)", jobid, key, value)
+            turn.batch.put(jobid, key, value)
         await self.store.barrier()
 
     def has_waitable(self) -> bool:
@@ -394,16 +387,7 @@ class Manager:
         """`clean` is in the turn: the final record goes into the same transaction."""
         job = entry.job
         final = self.record(entry)
-        turn.op(
-            "UPDATE job SET active=0, t_inactive=?, result=?, record=? WHERE id=?",
-            job.t_inactive,
-            final["result"],
-            _encode(final),
-            job.id,
-        )
-        if entry.asks or entry.owners:
-            turn.op("DELETE FROM ask WHERE job=?", job.id)
-            turn.op("DELETE FROM hold WHERE job=?", job.id)
+        turn.batch.done(job.id, job.t_inactive, final["result"], _encode(final))
         turn.after.append(lambda: self._retired(entry))
 
     def _retired(self, entry: Entry) -> None:
@@ -581,21 +565,16 @@ class Manager:
                 self._recover_job(jobid)
             except Exception as error:
                 self.log.error("job quarantined", job=jobids.encode(jobid), why=repr(error))
-        for unit, node, jobid, incarnation, applied, state, spec in self.store.asks():
-            entry = self.entries.get(jobid)
-            if entry is None:
-                continue
-            ask = NodeAsk(unit, node, incarnation)
-            said = _decode(state)
-            ask.applied, ask.started, ask.status, ask.tail = applied, said["started"], said["status"], said["tail"]
-            ask.spec = _decode(spec) if spec else None
-            entry.asks[(unit, node)] = ask
-            if unit == entry.unit:
-                entry.in_flight.add("start")
-        for jobid, key, plugin in self.store.holders():
-            entry = self.entries.get(jobid)
-            if entry is not None and key in entry.job.holds:
-                entry.owners[key] = plugin
+        for jobid, key, value in self.store.kv_of_active("ask/"):
+            if (entry := self.entries.get(jobid)) is not None:
+                unit, _, node = key.rpartition("/")
+                ask = NodeAsk.decode(unit, int(node), value)
+                entry.asks[(unit, ask.node)] = ask
+                if unit == entry.unit and entry.job.status is None:
+                    entry.in_flight.add("start")
+        for jobid, key, value in self.store.kv_of_active("hold/"):
+            if (entry := self.entries.get(jobid)) is not None and key in entry.job.holds:
+                entry.owners[key] = value.decode()
         for entry in self.entries.values():
             self.registry.call("new", str(entry.job.id), entry.job)
 
@@ -604,9 +583,10 @@ class Manager:
         if row is None:
             raise InternalError("no such row")
         job = replay(jobid, (decode(line) for line in self.store.all_events(jobid)))
-        entry = Entry(job, jobspecs.digest(_decode(row[2])))
-        if row[4] is not None and job.allocated:
-            entry.rset = resources.from_dict(_decode(row[4]))
+        entry = Entry(job, jobspecs.digest(_decode(row[1])))
+        stored = self.store.kv(jobid, "R")
+        if stored is not None and job.allocated:
+            entry.rset = resources.from_dict(_decode(stored))
             if not job.freed:
                 self.pool.take(entry.rset)
         entry.lines = self.store.guest_next(jobid)

@@ -8,8 +8,6 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from leveret.core import duration, taskmap
 from leveret.core import jobid as jobids
 from leveret.errors import NotFoundError
@@ -19,14 +17,6 @@ from leveret.plugins.hooks import WorkResult
 
 if TYPE_CHECKING:
     from leveret.manager.manager import Manager
-
-_encode = msgspec.json.Encoder().encode
-ASK_SQL = "INSERT OR REPLACE INTO ask VALUES(?,?,?,?,?,?,?)"
-
-
-def ask_state(ask: NodeAsk) -> bytes:
-    """The `state` column of an ask: what its records have said so far."""
-    return _encode({"started": ask.started, "status": ask.status, "tail": ask.tail})
 
 
 class Perform:
@@ -46,7 +36,7 @@ class Perform:
         for node in specs:
             ask = NodeAsk(entry.unit, node, engine.incarnation(node))
             entry.asks[(ask.unit, node)] = ask
-            turn.op(ASK_SQL, ask.unit, node, entry.job.id, ask.incarnation, 0, ask_state(ask), None)
+            entry.dirty.add((ask.unit, node))
         self.manager.units.asked_at[entry.job.id] = turn.now
 
         def send() -> None:
@@ -213,7 +203,8 @@ class Perform:
         ask.spec = spec
         with Turn(self.manager) as turn:
             entry.asks[(unit, node)] = ask
-            turn.op(ASK_SQL, unit, node, entry.job.id, ask.incarnation, 0, ask_state(ask), _encode(spec))
+            entry.dirty.add((unit, node))
+            turn.touched.setdefault(entry.job.id, entry)
             turn.after.append(lambda: self.manager.engine.start(node, unit, spec))
         return ask
 

@@ -9,18 +9,39 @@ Record = dict[str, Any]
 
 
 class Batch:
-    """What one turn writes, whole or not at all."""
+    """What one turn writes, whole or not at all: rows as store/sqlite.py describes them."""
 
-    __slots__ = ("events", "guests", "on_commit", "ops")
+    __slots__ = ("on_commit", "ops", "rows")
 
     def __init__(self) -> None:
-        self.events: list[tuple[int, int, bytes]] = []  #: (job, n, RFC 18 line)
-        self.guests: list[tuple[int, str, int, int, int, bytes]] = []  #: (job, path, n, count, extent, lines)
-        self.ops: list[tuple[str, tuple[Any, ...]]] = []  #: further statements, in order
+        self.rows: list[tuple[int, int, int, str | None, float | int, bytes | None]] = []
+        self.ops: list[tuple[str, tuple[Any, ...]]] = []  #: rare statements, after the rows
         self.on_commit: list[Callable[[], None]] = []  #: run in the loop, in order, once the batch is on disk
 
+    def event(self, job: int, n: int, line: bytes) -> None:
+        self.rows.append((0, job, n, None, 0, line))
+
+    def guest(self, job: int, path: str, n: int, count: int, extent: bool, lines: bytes) -> None:
+        self.rows.append((1, job, n, path, 2 * count + extent, lines))
+
+    def job(self, job: int, userid: int, t_submit: float, env: str | None, jobspec: bytes) -> None:
+        self.rows.append((2, job, userid, env, t_submit, jobspec))
+
+    def put(self, job: int, key: str, value: bytes) -> None:
+        self.rows.append((3, job, 0, key, 0, value))
+
+    def delete(self, job: int, key: str) -> None:
+        self.rows.append((4, job, 0, key, 0, None))
+
+    def done(self, job: int, t_inactive: float, result: str, record: bytes) -> None:
+        """The job is inactive; its asks and holds go."""
+        self.rows.append((5, job, 0, result, t_inactive, record))
+
+    def env(self, digest: str, body: bytes) -> None:
+        self.rows.append((6, 0, 0, digest, 0, body))
+
     def __bool__(self) -> bool:
-        return bool(self.events or self.guests or self.ops or self.on_commit)
+        return bool(self.rows or self.ops or self.on_commit)
 
 
 class Frame(Protocol):
@@ -57,12 +78,12 @@ class Store(Protocol):
     def kv(self, job: int, key: str) -> bytes | None: ...
     def kv_keys(self, job: int) -> list[str]: ...
     def active_ids(self) -> list[int]: ...
-    def job_row(self, job: int) -> tuple[int, int, bytes, str | None, bytes | None, bytes | None] | None: ...
+    def kv_of_active(self, prefix: str) -> list[tuple[int, str, bytes]]: ...
+    def job_row(self, job: int) -> tuple[int, bytes, str | None] | None: ...
+    def done_record(self, job: int) -> bytes | None: ...
     def env(self, digest: str) -> bytes: ...
     def inactive(self, limit: int, since: float = 0.0) -> Iterable[bytes]: ...
     def inactive_count(self) -> int: ...
-    def asks(self) -> list[tuple[str, int, int, str, int, bytes, bytes | None]]: ...
-    def holders(self) -> list[tuple[int, str, str]]: ...
     def plugins(self) -> list[tuple[str, str, bytes]]: ...
     def last_id(self) -> int: ...
 

@@ -68,10 +68,10 @@ class Queries:
         entry = self.manager.entries.get(jobid)
         if entry is not None and not entry.job.done:
             return self._dress(self.manager.record(entry))
-        row = self.store.job_row(jobid)
-        if row is None or row[5] is None:
+        body = self.store.done_record(jobid)
+        if body is None:
             return self._dress(self.manager.record(entry)) if entry is not None else None
-        return self._dress(_decode(row[5]))
+        return self._dress(_decode(body))
 
     def _dress(self, record: Record) -> Record:
         record["username"] = username(record["userid"])
@@ -88,12 +88,15 @@ class Queries:
         count: int = 1000,
         since: float = 0.0,
     ) -> list[Record]:
-        """Active jobs first, the newest first; then inactive ones, the newest end first. `count` 0 means all."""
+        """Active jobs first, the newest first; then inactive ones, the newest end first.
+
+        Without `states` and `results` jobs of every state; `results` alone means inactive ones. `count` 0 means all.
+        """
         await self.store.barrier()
         if ids is not None:
             return [r for r in (self._record(i) for i in ids) if r is not None]
         wanted: set[State] = set()
-        for word in states or ["active"]:
+        for word in states or ([] if results else ["active", "inactive"]):
             if word.lower() not in STATES:
                 raise InvalidError(f"Invalid state {word} specified", "states: " + ", ".join(STATES))
             wanted.update(STATES[word.lower()])
@@ -161,9 +164,9 @@ class Queries:
                 spec["attributes"]["system"].pop("environment", None)
             return bytes(_encode(spec)) + b"\n"
         if key == "R":
-            row = self.store.job_row(jobid)
-            if row is not None and row[4] is not None:
-                return self._resources(job, row[4], base or original)
+            stored = self.store.kv(jobid, "R")
+            if stored is not None:
+                return self._resources(job, stored, base or original)
         elif key == "J":
             signed = _encode(self.manager.stored_jobspec(jobid))
             header = _encode({"version": 1, "userid": job.userid, "mechanism": "none"})

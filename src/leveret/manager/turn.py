@@ -100,7 +100,7 @@ class Turn:
             self._undo[jobid] = (old, set(entry.in_flight))
             self.touched[jobid] = entry
         entry.job = new
-        self.batch.events.append((jobid, new.n, encode(event)))
+        self.batch.event(jobid, new.n, encode(event))
         self._bookkeep(entry, event)
         manager = self.manager
         registry = manager.registry
@@ -139,7 +139,7 @@ class Turn:
             key = f"{CLOSERS[name]}/{event.get('description')}"
             if key in entry.owners:
                 del entry.owners[key]
-                self.op("DELETE FROM hold WHERE job=? AND key=?", entry.job.id, key)
+                self.batch.delete(entry.job.id, f"hold/{key}")
             entry.progress.pop(key, None)
             entry.stopping.discard(key)
             self.after.append(lambda: self.manager.works.closed(entry.job.id, key))
@@ -192,7 +192,7 @@ class Turn:
     def own(self, entry: Entry, key: str, plugin: str) -> None:
         """Record who closes a hold."""
         entry.owners[key] = plugin
-        self.op("INSERT OR REPLACE INTO hold VALUES(?,?,?)", entry.job.id, key, plugin)
+        self.batch.put(entry.job.id, f"hold/{key}", plugin.encode())
 
     # ---- what is due -----------------------------------------------------------------------------
 
@@ -212,6 +212,15 @@ class Turn:
         for entry in self.touched.values():
             if entry.job.state is INACTIVE:
                 self.manager.retire(self, entry)
+            elif entry.dirty:
+                for unit, node in entry.dirty:
+                    ask = entry.asks.get((unit, node))
+                    key = f"ask/{unit}/{node}"
+                    if ask is None:
+                        self.batch.delete(entry.job.id, key)
+                    else:
+                        self.batch.put(entry.job.id, key, ask.encode())
+                entry.dirty.clear()
         jobs = list(self.touched)
         if jobs:
             self.after.append(lambda: self.manager.feed.publish(jobs))

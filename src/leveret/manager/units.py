@@ -16,7 +16,6 @@ from leveret.core import taskmap
 from leveret.core.event import Event, encode
 from leveret.core.transitions import INACTIVE
 from leveret.manager.entry import Entry, NodeAsk
-from leveret.manager.perform import ask_state
 from leveret.manager.turn import Turn
 from leveret.plugins.hooks import WorkResult
 
@@ -59,13 +58,13 @@ class Units:
         if lines:
             n = entry.lines.get(path, 1)
             entry.lines[path] = n + len(lines)
-            turn.batch.guests.append((entry.job.id, path, n, len(lines), 0, b"\n".join(lines) + b"\n"))
+            turn.batch.guest(entry.job.id, path, n, len(lines), False, b"\n".join(lines) + b"\n")
 
     def append_extent(self, turn: Turn, entry: Entry, node: int, record: Record) -> None:
         n = entry.lines.get(OUTPUT, 1)
         entry.lines[OUTPUT] = n + 1
         body = _encode({"node": node, "file": record["file"], "start": record["start"], "end": record["end"]})
-        turn.batch.guests.append((entry.job.id, OUTPUT, n, 1, 1, body))
+        turn.batch.guest(entry.job.id, OUTPUT, n, 1, True, body)
 
     def _header(self, entry: Entry, timestamp: float) -> bytes:
         count = entry.digest.ntasks
@@ -103,8 +102,7 @@ class Units:
                 self._job_records(turn, entry, ask, records)
             else:
                 self._work_records(turn, entry, ask, records)
-            if (unit, node) in entry.asks:
-                turn.op("UPDATE ask SET applied=?, state=? WHERE unit=? AND node=?", last, ask_state(ask), unit, node)
+            entry.dirty.add((unit, node))
             turn.touched.setdefault(entry.job.id, entry)
             ended = ask.status is not None
 
@@ -216,7 +214,7 @@ class Units:
         turn.post(entry, "finish", {"status": max(s for s in statuses if s is not None)})
         for ask in asks:
             del entry.asks[(ask.unit, ask.node)]
-            turn.op("DELETE FROM ask WHERE unit=? AND node=?", ask.unit, ask.node)
+            entry.dirty.add((ask.unit, ask.node))
 
     # ---- a helper is gone --------------------------------------------------------------------------
 
@@ -232,7 +230,7 @@ class Units:
             turn.touched.setdefault(entry.job.id, entry)
             if ask.unit != entry.unit:
                 self._work_ended(turn, ask, LOST_STATUS, f"helper lost on {host}")
-                turn.op("UPDATE ask SET state=? WHERE unit=? AND node=?", ask_state(ask), ask.unit, ask.node)
+                entry.dirty.add((ask.unit, ask.node))
                 return
             exec_lines: list[bytes] = []
             out: list[bytes] = []

@@ -18,53 +18,39 @@ from typing import Any, Protocol
 
 from leveret.errors import BusyError, ConfigError
 
-#: rows of one INSERT: multi-row statements keep the GIL released (executemany gives it up per row)
+#: rows of one INSERT into `sink`; more rows need a transaction of several statements
 ROWS_PER_STATEMENT = 64
+EVENT, GUEST, JOB, PUT, DELETE, DONE, ENV = range(7)
 Op = tuple[str, tuple[Any, ...]]
+#: (kind, job, n, key, num, value):
+#: EVENT (job, n, -, -, line)  GUEST (job, n, path, 2*count+extent, lines)  JOB (job, userid, env hash, t_submit, jobspec)
+#: PUT (job, -, key, -, value)  DELETE (job, -, key, -, -)  DONE (job, -, result, t_inactive, record)  ENV (-, -, hash, -, body)
+Row = tuple[int, int, int, "str | None", "float | int", "bytes | None"]
 
 
 class Batch(Protocol):
     """What one turn writes (the manager's own class fits by shape)."""
 
-    events: list[tuple[int, int, bytes]]  #: (job, n, RFC 18 line)
-    guests: list[tuple[int, str, int, int, int, bytes]]  #: (job, path, n, count, extent, lines)
-    ops: list[Op]  #: further statements, in order
-    on_commit: list[Callable[[], None]]
+    @property
+    def rows(self) -> list[Row]: ...
+    @property
+    def ops(self) -> list[Op]: ...  #: rare statements, after the rows
+    @property
+    def on_commit(self) -> list[Callable[[], None]]: ...
 
 
 class _Barrier:
     """A batch that writes nothing."""
 
-    __slots__ = ("events", "guests", "on_commit", "ops")
+    __slots__ = ("on_commit", "ops", "rows")
 
     def __init__(self, callback: Callable[[], None]) -> None:
-        self.events: list[tuple[int, int, bytes]] = []
-        self.guests: list[tuple[int, str, int, int, int, bytes]] = []
+        self.rows: list[Row] = []
         self.ops: list[Op] = []
         self.on_commit = [callback]
 
 
-def _insert(table: str, columns: int, rows: int) -> str:
-    one = "(" + ",".join("?" * columns) + ")"
-    return f"INSERT INTO {table} VALUES " + ",".join([one] * rows)
-
-
-_EVENT_SQL = {n: _insert("event(job, n, line)", 3, n) for n in (1, ROWS_PER_STATEMENT)}
-_GUEST_SQL = {n: _insert("guest", 6, n) for n in (1, ROWS_PER_STATEMENT)}
-
-
-def _write_rows(cursor: sqlite3.Cursor, sql: dict[int, str], rows: list[Any]) -> None:
-    start = 0
-    while len(rows) - start >= ROWS_PER_STATEMENT:
-        flat = [value for row in rows[start : start + ROWS_PER_STATEMENT] for value in row]
-        cursor.execute(sql[ROWS_PER_STATEMENT], flat)
-        start += ROWS_PER_STATEMENT
-    rest = rows[start:]
-    if rest:
-        statement = sql.get(len(rest))
-        if statement is None:
-            statement = sql[len(rest)] = sql[1] + "".join("," + sql[1].split(" VALUES ")[1] for _ in rest[1:])
-        cursor.execute(statement, [value for row in rest for value in row])
+_SQL = [""] + ["INSERT INTO sink VALUES " + ",".join(["(?,?,?,?,?,?)"] * n) for n in range(1, ROWS_PER_STATEMENT + 1)]
 
 
 class Store:
@@ -172,19 +158,21 @@ class Store:
                 return
 
     def _write(self, batches: list[Batch]) -> None:
-        events: list[Any] = []
-        guests: list[Any] = []
-        for batch in batches:
-            events += batch.events
-            guests += batch.guests
+        rows = [row for batch in batches for row in batch.rows]
         ops = [op for batch in batches for op in batch.ops]
-        if not (events or guests or ops):
+        if not (rows or ops):
             return
         cursor = self._writer.cursor()
+        if len(rows) <= ROWS_PER_STATEMENT and not ops:
+            # one statement is a transaction of its own
+            cursor.execute(_SQL[len(rows)], [value for row in rows for value in row])
+            self.commits += 1
+            return
         cursor.execute("BEGIN IMMEDIATE")
         try:
-            _write_rows(cursor, _EVENT_SQL, events)
-            _write_rows(cursor, _GUEST_SQL, guests)
+            for start in range(0, len(rows), ROWS_PER_STATEMENT):
+                part = rows[start : start + ROWS_PER_STATEMENT]
+                cursor.execute(_SQL[len(part)], [value for row in part for value in row])
             for sql, args in ops:
                 cursor.execute(sql, args)
             cursor.execute("COMMIT")
@@ -264,15 +252,27 @@ class Store:
     def kv_keys(self, job: int) -> list[str]:
         return [r[0] for r in self.read.execute("SELECT key FROM kv WHERE job=? ORDER BY key", (job,))]
 
-    def active_ids(self) -> list[int]:
-        return [r[0] for r in self.read.execute("SELECT id FROM job WHERE active=1 ORDER BY id")]
+    def kv_of_active(self, prefix: str) -> list[tuple[int, str, bytes]]:
+        """(job, rest of the key, value) of every key of active jobs that begins with `prefix`."""
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        rows = self.read.execute(
+            "SELECT kv.job, kv.key, kv.value FROM active JOIN kv ON kv.job = active.id WHERE kv.key >= ? AND kv.key < ?",
+            (prefix, end),
+        )
+        return [(int(job), str(key)[len(prefix) :], bytes(value)) for job, key, value in rows]
 
-    def job_row(self, job: int) -> tuple[int, int, bytes, str | None, bytes | None, bytes | None] | None:
-        """(active, userid, jobspec, env hash, R, record) or None."""
-        row: Any = self.read.execute(
-            "SELECT active, userid, jobspec, env, R, record FROM job WHERE id=?", (job,)
-        ).fetchone()
+    def active_ids(self) -> list[int]:
+        return [r[0] for r in self.read.execute("SELECT id FROM active ORDER BY id")]
+
+    def job_row(self, job: int) -> tuple[int, bytes, str | None] | None:
+        """(userid, jobspec without its environment, env hash) or None."""
+        row: Any = self.read.execute("SELECT userid, jobspec, env FROM job WHERE id=?", (job,)).fetchone()
         return row  # type: ignore[no-any-return]
+
+    def done_record(self, job: int) -> bytes | None:
+        """The final record of an inactive job."""
+        row = self.read.execute("SELECT record FROM done WHERE id=?", (job,)).fetchone()
+        return None if row is None else bytes(row[0])
 
     def env(self, digest: str) -> bytes:
         row = self.read.execute("SELECT body FROM env WHERE hash=?", (digest,)).fetchone()
@@ -283,19 +283,12 @@ class Store:
         return (
             r[0]
             for r in self.read.execute(
-                "SELECT record FROM job WHERE active=0 AND t_inactive>=? ORDER BY t_inactive DESC, id DESC LIMIT ?",
-                (since, limit),
+                "SELECT record FROM done WHERE t_inactive>=? ORDER BY t_inactive DESC, id DESC LIMIT ?", (since, limit)
             )
         )
 
     def inactive_count(self) -> int:
-        return int(self.read.execute("SELECT count(*) FROM job WHERE active=0").fetchone()[0])
-
-    def asks(self) -> list[tuple[str, int, int, str, int, bytes, bytes | None]]:
-        return self.read.execute("SELECT unit, node, job, incarnation, applied, state, spec FROM ask").fetchall()
-
-    def holders(self) -> list[tuple[int, str, str]]:
-        return self.read.execute("SELECT job, key, plugin FROM hold").fetchall()
+        return int(self.read.execute("SELECT count(*) FROM done").fetchone()[0])
 
     def plugins(self) -> list[tuple[str, str, bytes]]:
         return self.read.execute("SELECT name, source, conf FROM plugin ORDER BY position").fetchall()
