@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import select
 import time
+from signal import SIGPIPE
 from typing import Any
 
 from leveret.cli import output
@@ -16,7 +17,7 @@ from leveret.cli.attach_signals import Detached, Signals
 from leveret.cli.printer import Printer, exit_code_of, exit_message
 from leveret.cli.stdin import Stdin, is_open
 from leveret.client import Client, EventStream
-from leveret.errors import NotFoundError
+from leveret.errors import LeveretError, NotFoundError
 
 #: event → what `--show-status` says from then on
 STATUS_TEXTS = {
@@ -48,6 +49,7 @@ class Options:
         unbuffered: bool = False,
         stdin_ranks: str = "all",
         tail: int | None = None,
+        owns: bool = False,
     ) -> None:
         self.show_events = show_events
         self.show_exec = show_exec
@@ -60,6 +62,8 @@ class Options:
         self.unbuffered = unbuffered
         self.stdin_ranks = stdin_ranks
         self.tail = tail
+        #: the job is ours (`run`): it ends by SIGPIPE when nobody reads its output, as a command in a pipe does
+        self.owns = owns
 
 
 class Attach:
@@ -104,6 +108,10 @@ class Attach:
                 record = self._follow(stream, stdin)
         except Detached:
             return 1
+        except BrokenPipeError:
+            if self.options.owns:
+                self._end_by_pipe()
+            raise
         finally:
             self.status.clear()
             signals.restore()
@@ -116,7 +124,7 @@ class Attach:
         while not stream.ended:
             if not stream.pending and not self._wait(stream, stdin):
                 continue
-            for line in stream.pump():
+            for line in in_time(stream.pump()):
                 if "path" in line:
                     self._event(line["path"], line["event"])
                 elif "status" in line:
@@ -238,6 +246,13 @@ class Attach:
         self.printer.flush()
         return token
 
+    def _end_by_pipe(self) -> None:
+        try:
+            with Client(self.client.uri, patience_s=1.0) as client:
+                client.kill(self.jobid, SIGPIPE)
+        except LeveretError:
+            pass
+
     def _finish_output(self) -> None:
         self.printer.end_of_output()
         self.status.show("")
@@ -255,6 +270,28 @@ class Attach:
         if message:
             output.note(message)
         return exit_code_of(self._waitstatus) or int(self._fatal)
+
+
+def in_time(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines of several eventlogs by their timestamps; the order within each stays as it is.
+
+    A log line of the tasks' shell so comes before the exception that it explains, although the streams
+    are sent one after the other.
+    """
+    if len({line.get("path") for line in lines}) < 2:
+        return lines
+    queues: dict[str, list[dict[str, Any]]] = {}
+    rest = [line for line in lines if "event" not in line]
+    for line in reversed(lines):
+        if "event" in line:
+            queues.setdefault(line["path"], []).append(line)
+    merged = []
+    while queues:
+        path = min(queues, key=lambda name: queues[name][-1]["event"]["timestamp"])
+        merged.append(queues[path].pop())
+        if not queues[path]:
+            del queues[path]
+    return merged + rest
 
 
 def progress_text(progress: dict[str, Any] | None) -> str:

@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import tempfile
+import time
 from typing import Any
 
 import click
@@ -92,6 +93,7 @@ class Demo:
         self.keep = keep
         self.events: list[dict[str, Any]] = []
         self._last = ""
+        self._said = 0.0
 
     def say(self, text: str = "") -> None:
         if not self.as_json:
@@ -164,9 +166,9 @@ class Demo:
         progress = progress_text(status.get("progress"))
         if line.enabled:
             line.show(f"  {text} {progress}".rstrip())
-        elif text != self._last and not progress:
-            self._last = text
-            self.say(f"  [{text}]")
+        elif text != self._last or (progress and time.monotonic() - self._said > 0.5):
+            self._last, self._said = text, time.monotonic()
+            self.say(f"  [{text}{' ' if progress else ''}{progress}]")
 
     def show_event(self, event: dict[str, Any], printer: Printer, line: output.StatusLine) -> None:
         """The parts' beginnings and ends, in words."""

@@ -233,8 +233,9 @@ def last(which: str | None) -> int:
     wanted = slice_of(which)
     count = wanted.stop if wanted.start is None and wanted.step is None and (wanted.stop or -1) > 0 else 0
     with Client() as client:
-        records = client.jobs(count=count, user=str(os.getuid())) if wanted.stop != 0 else []
-    ids = [output.f58(job["id"]) for job in records][wanted]
+        # the listing has active jobs first; the last job submitted may be over
+        records = client.jobs(count=count and max(count, 1000), user=str(os.getuid())) if wanted.stop != 0 else []
+    ids = [output.f58(jobid) for jobid in sorted((job["id"] for job in records), reverse=True)][wanted]
     if not ids:
         raise NotFoundError("job history is empty")
     output.data_lines(ids)

@@ -54,5 +54,6 @@ def run(**params: Any) -> int:
             wait_event=params["wait_event"] or "",
             label=params["label_io"],
             unbuffered=params["unbuffered"],
+            owns=True,
         )
         return Attach(client, jobid, options).run()

@@ -21,6 +21,7 @@ class Stdin:
 
     def __init__(self, client: Client, jobid: int, ranks: str = "all") -> None:
         self.client = client
+        self.jobid = jobid
         self.ranks = ranks
         self.target = f"/v1/jobs/{jobid}/stdin"
         #: bytes of the job's stdin that it has; None before the first answer
@@ -32,6 +33,21 @@ class Stdin:
         self._eof = False
         self._busy = False
         self._is_terminal = output.is_terminal(0)
+        if ranks != "all":
+            self._close_others()
+
+    def _close_others(self) -> None:
+        """Stdin for some ranks is the end of it for the others, as in Flux."""
+        from leveret.core import idset
+
+        try:
+            wanted = set(idset.parse(self.ranks))
+            others = [rank for rank in range(self.client.job(self.jobid).get("ntasks") or 0) if rank not in wanted]
+            if others:
+                self.client.stdin(self.jobid, b"", 0, idset.encode(others), eof=True)
+        except LeveretError as refused:
+            if refused.code != "conflict":
+                raise
 
     def readers(self) -> list[int]:
         """File descriptors to poll: our stdin, or the connection whose answer is due."""

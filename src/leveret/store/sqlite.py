@@ -233,8 +233,8 @@ class Store:
         """(n, count, extent, lines) of the chunks that hold line `at` and those after it; lines count from 1."""
         return self.read.execute(
             "SELECT n, count, extent, lines FROM guest WHERE job=? AND path=? AND n >= "
-            "coalesce((SELECT max(n) FROM guest WHERE job=? AND path=? AND n<=?), 0) ORDER BY n LIMIT ?",
-            (job, path, job, path, at, limit),
+            "coalesce((SELECT max(n) FROM guest WHERE job=? AND path=? AND n<=?), 0) AND n + count > ? ORDER BY n LIMIT ?",
+            (job, path, job, path, at, at, limit),
         ).fetchall()
 
     def guest_paths(self, job: int) -> list[str]:
