@@ -173,7 +173,9 @@ class Daemon:
             self.store.set_meta_now("epoch_ms", str(epoch_ms))
             self.store.set_meta_now("generator", str(generator))
         self.engine = LocalEngine(self.state_dir / "nodes", self.size)
-        tmp_dir = self.state_dir / "tmp"
+        # beside the socket, which is on a tmpfs where there is one: making and removing a directory per job
+        # on the state's file system would slow its commits down
+        tmp_dir = Path(self.socket_path).with_suffix(".jobs")
         tmp_dir.mkdir(mode=0o700, exist_ok=True)
         await self.engine.connect()
         self.store.start()

@@ -153,9 +153,9 @@ class Format:
             if field.collapses and not rows:
                 continue
             if field.widens:
+                field.precision = None
                 longest = max((len(field.render(value).rstrip()) for value in column), default=0)
                 field.width = max(field.width, longest, len(self.headings[field.name]))
-                field.precision = None if field.precision is None else max(field.precision, field.width)
             shown.append(index)
         lines = []
         if header:

@@ -162,6 +162,8 @@ class StatusLine:
 
     def show(self, text: str) -> None:
         """Draw `text`; "" takes the line away."""
+        if self._drawn and text == self.text:
+            return
         self.text = text
         if not text:
             self.clear()

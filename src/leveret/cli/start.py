@@ -205,7 +205,10 @@ class Session:
             except LeveretError as failure:
                 output.note(f"shutdown: {failure.message}")
         self._end_daemon()
-        end_processes(helpers)
+        strays = [pid for pid in processes_of(self.state_dir) if pid not in helpers]
+        for pid in strays:  # the daemon could not be asked to end them
+            signal_process(pid, signal.SIGTERM)
+        end_processes(helpers + strays)
         try:
             os.unlink(self.socket_path)
         except OSError:
@@ -235,10 +238,33 @@ def end_processes(pids: list[int], patience_s: float = 5.0) -> None:
             time.sleep(POLL_S)
     for pid, moment in started.items():
         if start_time(pid) == moment:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except OSError:
-                pass
+            signal_process(pid, signal.SIGKILL)
+
+
+def signal_process(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass
+
+
+def processes_of(state_dir: str) -> list[int]:
+    """Our daemons and helpers whose command line names this state directory."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as line:
+                words = line.read().split(b"\0")
+            own = os.stat(f"/proc/{name}").st_uid == os.getuid()
+        except OSError:
+            continue
+        at = os.fsencode(state_dir)
+        ours = any(word.startswith(b"leveret.") for word in words[:6])
+        if own and ours and any(word == at or word.startswith(at + b"/") for word in words):
+            found.append(int(name))
+    return found
 
 
 def start_time(pid: int) -> str:

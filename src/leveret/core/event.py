@@ -80,6 +80,10 @@ def _is_number(value: Any) -> str:
     return "" if isinstance(value, int | float) and not isinstance(value, bool) else "must be a number"
 
 
+def _is_object(value: Any) -> str:
+    return "" if isinstance(value, dict) else "must be an object"
+
+
 def _one_of(*allowed: str) -> Callable[[Any], str]:
     return lambda value: "" if value in allowed else "must be one of " + ", ".join(allowed)
 
@@ -107,6 +111,8 @@ CONTEXTS: dict[str, tuple[dict[str, Callable[[Any], str]], dict[str, Callable[[A
     "prolog-finish": ({"description": _is_name, "status": _STATUS}, {}),
     "epilog-start": ({"description": _is_name}, {"deadline": _is_number}),
     "epilog-finish": ({"description": _is_name, "status": _STATUS}, {}),
+    "alloc": ({}, {"annotations": _is_object}),
+    "resource-update": ({}, {"expiration": _is_number}),
     "release": ({"ranks": _is_str, "final": _is_bool}, {}),
     "finish": ({"status": _STATUS}, {}),
     "exception": ({"type": _is_name, "severity": _is_int(0, 7), "note": _is_str}, {"userid": _INT}),

@@ -294,7 +294,8 @@ def _exception(job: Job, event: Event) -> Change:
 
 
 def _memo(job: Job, event: Event) -> Change:
-    user = _merge(job.annotations.get("user", {}), event.context or {})
+    old = job.annotations.get("user")
+    user = _merge(old if isinstance(old, dict) else {}, event.context or {})
     annotations = {**job.annotations, "user": user}
     if not user:
         del annotations["user"]

@@ -48,6 +48,8 @@ def check_attributes(attributes: object) -> None:
         if key in system:
             _text(system[key], f"{_SYSTEM}.{key}")
     for key in ("environment", "job"):
+        if key == "environment" and _plain_environment(system.get(key)):
+            continue
         for name, value in _mapping(system.get(key, {}), f"{_SYSTEM}.{key}").items():
             # RFC 14: null unsets a variable.
             if key == "job" or value is not None:
@@ -62,6 +64,19 @@ def check_attributes(attributes: object) -> None:
         _dependencies(system["dependencies"], f"{_SYSTEM}.dependencies")
     if "constraints" in system:
         _constraint(system["constraints"], f"{_SYSTEM}.constraints", 1)
+
+
+def _plain_environment(environment: object) -> bool:
+    """Whether it is an ordinary one: told at once, since every submission brings dozens of variables."""
+    if not is_mapping(environment):
+        return False
+    try:
+        names = "\0".join(environment)
+        everything = "\0".join((names, *environment.values()))
+    except TypeError:  # null, or something that is no string
+        return False
+    plain = "=" not in names and "" not in environment
+    return plain and everything.count("\0") == max(0, len(environment) - 1) + len(environment)
 
 
 def _mapping(value: object, path: str) -> dict[str, Any]:

@@ -44,6 +44,8 @@ PROTOCOL = 1
 STARTS_MAX = 8
 #: Reads from a connection that is about to be replaced.
 TALKS_MAX = 64
+#: How long a `start` record waits for what follows it.
+PATIENCE_S = 0.002
 #: How long a forced shutdown waits for processes to die.
 SHUTDOWN_S = 10.0
 
@@ -69,6 +71,8 @@ class Helper:
         self._with_progress: dict[str, Unit] = {}
         self._with_stdin: dict[str, Unit] = {}
         self._live = 0
+        #: what is emitted now may wait a moment for company (see _send)
+        self.patient = False
         self._callbacks: dict[int, Callback] = {}
         self._epoll = select.epoll()
         self._timers = Timers()
@@ -101,6 +105,8 @@ class Helper:
     def emit(self, unit: Unit, blob: bytes) -> None:
         connection = self._connection
         if connection is not None and unit.follower is connection:
+            if self.patient and connection.patient == len(connection.out):
+                connection.patient += 1
             connection.out.append(blob)
 
     def spawned(self, task: Task) -> None:
@@ -328,6 +334,16 @@ class Helper:
         if connection is None:
             self._with_stdin.clear()
             return
+        if connection.patient:
+            if len(connection.out) == connection.patient and not (self._with_stdin or self._with_progress):
+                # only `start` records: a trivial task's exit follows at once, and both are one turn of the daemon then
+                now = procs.boottime()
+                if not connection.patient_until_s:
+                    connection.patient_until_s = now + PATIENCE_S
+                    self.at(connection.patient_until_s, lambda: None)
+                if now < connection.patient_until_s:
+                    return
+            connection.patient, connection.patient_until_s = 0, 0.0
         if connection.out or self._with_stdin or self._with_progress:
             if not connection.blocked:
                 self._add_latest(connection)

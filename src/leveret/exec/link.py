@@ -65,6 +65,9 @@ class Connection:
         #: close when everything has been sent
         self.closing = False
         self.out: deque[bytes] = deque()
+        #: how many messages at the head of `out` may wait for company, and until when (boottime, seconds)
+        self.patient = 0
+        self.patient_until_s = 0.0
         #: the socket does not take more now
         self.blocked = False
         #: nothing was there to receive, the last time

@@ -64,6 +64,8 @@ class Host(OutputHost, Protocol):
     incarnation: str
     devnull: int
     files: procs.OpenFiles
+    #: while it is set, what is emitted may wait a moment for company
+    patient: bool
 
     def emit(self, unit: Unit, blob: bytes) -> None:
         """Send a record now, if a daemon follows the unit."""
@@ -190,7 +192,9 @@ class Unit:
         except Exception as error:  # a spec that cannot be: a NUL in an argument, a missing key
             self._fail(rank, errno.EINVAL, 126, command or "invalid spec", f"{type(error).__name__}: {error}")
         else:
+            self._host.patient = True
             self.records.add("start", {"pids": [task.pid for task in self._tasks]})
+            self._host.patient = False
             duration = spec.get("duration_s")
             if duration is not None:
                 self.limit(float(duration))

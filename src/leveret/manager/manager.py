@@ -82,6 +82,7 @@ class Manager:
         self._fresh: dict[int, dict[str, Any]] = {}  #: jobspecs that are not on disk yet
         self._specs: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self._outcomes: OrderedDict[int, Job] = OrderedDict()
+        self.finals: OrderedDict[int, dict[str, Any]] = OrderedDict()  #: records of jobs that ended lately
         self._waiters: dict[int, list[asyncio.Future[None]]] = {}
         self.waited: set[int] = set()  #: waitable jobs whose result has been taken
         self.ended_waitable: list[int] = []  #: waitable jobs that have ended, oldest first
@@ -388,10 +389,13 @@ class Manager:
         job = entry.job
         final = self.record(entry)
         turn.batch.done(job.id, job.t_inactive, final["result"], _encode(final))
-        turn.after.append(lambda: self._retired(entry))
+        turn.after.append(lambda: self._retired(entry, final))
 
-    def _retired(self, entry: Entry) -> None:
+    def _retired(self, entry: Entry, final: dict[str, Any]) -> None:
         jobid = entry.job.id
+        self.finals[jobid] = final
+        if len(self.finals) > CACHE_MAX:
+            self.finals.popitem(last=False)
         self.entries.pop(jobid, None)
         self._specs.pop(jobid, None)
         self._outcomes[jobid] = entry.job
@@ -400,6 +404,7 @@ class Manager:
         self.units.asked_at.pop(jobid, None)
         if job_waitable(entry.job):
             self.ended_waitable.append(jobid)
+        self.feed.ended(jobid)
         for future in self._waiters.pop(jobid, ()):
             if not future.done():
                 future.set_result(None)

@@ -57,7 +57,7 @@ class Perform:
         f58 = jobids.encode(job.id)
         nodes = [node for node, count in zip(rset.ranks, counts, strict=True) if count]
         env = {
-            **(system.get("environment") or {}),
+            **{k: v for k, v in (system.get("environment") or {}).items() if v is not None},  # null unsets (RFC 14)
             "FLUX_JOB_ID": f58,
             "FLUX_JOB_ID_PATH": f"/{f58}",
             "FLUX_JOB_SIZE": str(sum(counts)),

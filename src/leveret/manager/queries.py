@@ -68,6 +68,9 @@ class Queries:
         entry = self.manager.entries.get(jobid)
         if entry is not None and not entry.job.done:
             return self._dress(self.manager.record(entry))
+        recent = self.manager.finals.get(jobid)
+        if recent is not None:
+            return self._dress(recent)
         body = self.store.done_record(jobid)
         if body is None:
             return self._dress(self.manager.record(entry)) if entry is not None else None
@@ -388,26 +391,21 @@ class Queries:
         """Cheap for thousands of jobs: one wake-up a loop pass, not one watcher a job."""
         await self.store.barrier()
         news = asyncio.Event()
-        left = dict.fromkeys(ids)
-        self.manager.feed.add(ids, news)
+        ended = [jobid for jobid in dict.fromkeys(ids) if jobid not in self.manager.entries]
+        waiting = set(ids).difference(ended)
+        self.manager.feed.watch_ends(waiting, ended, news)
         try:
-            while left:
+            while True:
                 news.clear()
-                out = []
-                for jobid in list(left):
-                    if jobid not in self.manager.entries:
-                        del left[jobid]
-                        record = self._record(jobid)
-                        if record is None:
-                            error = NotFoundError(f"job {jobids.encode(jobid)} not found").to_dict()
-                            out.append(_encode({"id": jobid, "event": None, "error": error}) + b"\n")
-                        else:
-                            event = {"timestamp": record.get("t_inactive"), "name": "clean"}
-                            out.append(_encode({"id": jobid, "event": event, "job": record}) + b"\n")
-                if out:
-                    yield b"".join(out)
-                    await asyncio.sleep(0.01)
+                if ended:
+                    taken, ended[:] = ended[:], []
+                    waiting.difference_update(taken)
+                    yield b"".join(map(self._end_line, taken))
+                    # let a few come together: a stream of tiny pieces costs more than the jobs
+                    await asyncio.sleep(0.02 if waiting else 0)
                     continue
+                if not waiting:
+                    return
                 if ending.is_set():
                     yield b'{"restart":true}\n'
                     return
@@ -416,4 +414,12 @@ class Queries:
                 except TimeoutError:
                     yield b"\n"
         finally:
-            self.manager.feed.drop(ids, news)
+            self.manager.feed.unwatch_ends(waiting, news)
+
+    def _end_line(self, jobid: int) -> bytes:
+        record = self._record(jobid)
+        if record is None:
+            error = NotFoundError(f"job {jobids.encode(jobid)} not found").to_dict()
+            return _encode({"id": jobid, "event": None, "error": error}) + b"\n"
+        event = {"timestamp": record.get("t_inactive"), "name": "clean"}
+        return _encode({"id": jobid, "event": event, "job": record}) + b"\n"
