@@ -170,6 +170,20 @@ class Client:
             results += [from_dict(item["error"]) if item.get("error") else int(item["id"]) for item in answer["jobs"]]
         return results
 
+    def submit_copies(
+        self, jobspec: Record, copies: Sequence[str | None], urgency: int = 16, flags: Sequence[str] = ()
+    ) -> list[int | LeveretError]:
+        """Submit one jobspec many times; each copy's text becomes its FLUX_JOB_CC (None: no such variable)."""
+        from leveret.errors import from_dict
+
+        results: list[int | LeveretError] = []
+        for first in range(0, len(copies), SUBMIT_MAX):
+            body = {"jobspec": jobspec, "urgency": urgency, "flags": list(flags)}
+            body["copies"] = list(copies[first : first + SUBMIT_MAX])
+            answer = self.request("POST", "/v1/jobs", body, repeat=False)
+            results += [from_dict(item["error"]) if item.get("error") else int(item["id"]) for item in answer["jobs"]]
+        return results
+
     def run(self, command: Sequence[str], **options: Any) -> int:
         """Submit a command with our directory and environment. `options` are those of `core.jobspec.build`."""
         import os

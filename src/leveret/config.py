@@ -78,10 +78,15 @@ def load(path: Path | None) -> Config:
         text = path.read_text()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", path=str(path)) from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8 text", path=str(path)) from None
     try:
         data: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}", path=str(path)) from None
+        at = re.search(r"at line (\d+)", str(error))
+        line = int(at.group(1)) if at else max(1, len(text.splitlines()))
+        raise ConfigError(f"{path}:{line}: {error}", path=str(path)) from None
     if "source" in data:
         raise ConfigError(f"{path}:{_line(text, ['source'])}: unknown key `source`", path=str(path))
     try:
@@ -100,23 +105,33 @@ def load(path: Path | None) -> Config:
     return config
 
 
+def duration_error(config: Config, key: str, why: str) -> ConfigError:
+    """The error for a duration that cannot be read: whoever uses a setting reads it (layers: this module cannot)."""
+    where = config.source
+    try:
+        where += f":{_line(Path(config.source).read_text(), key.split('.'))}"
+    except (OSError, UnicodeDecodeError):
+        pass
+    return ConfigError(f"{where}: {key}: {why}", "a duration is a number and ms, s, m, h or d", path=config.source)
+
+
 def _line(text: str, keys: list[str]) -> int:
-    """The line of the last key, looked for below its table's header; 1 when it cannot be told."""
-    lines = text.splitlines()
-    best = 1
-    table = ""
-    for number, line in enumerate(lines, 1):
+    """The line that sets the last key, or the one that sets the longest part of its path; 1 when it cannot be told."""
+    best, longest = 1, 0
+    table: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
         header = re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line)
         if header:
-            table = header.group(1)
-            if table == ".".join(keys):
-                best = number
+            table = found = _keys(header.group(1))
+        elif assigned := re.match(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""", line):
+            found = table + _keys(assigned.group(1))
+        else:
             continue
-        key = re.match(r"\s*\"?([\w.-]+)\"?\s*=", line)
-        if key and keys:
-            full = f"{table}.{key.group(1)}" if table else key.group(1)
-            if full == ".".join(keys):
-                return number
-            if key.group(1) == keys[-1]:
-                best = number
+        if len(found) > longest and found == keys[: len(found)]:
+            best, longest = number, len(found)
     return best
+
+
+def _keys(dotted: str) -> list[str]:
+    """The parts of a TOML key."""
+    return [part.strip("\"'") for part in re.findall(r"""[\w-]+|"[^"]*"|'[^']*'""", dotted)]

@@ -24,6 +24,12 @@ class Submit(Body):
     instance_path: str = ""
 
 
+class SubmitCopies(Submit):
+    """One jobspec, many jobs: each gets its own FLUX_JOB_CC (null: none)."""
+
+    copies: list[str | None] = []
+
+
 class Cancel(Body):
     note: str = ""
 

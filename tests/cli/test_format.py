@@ -50,7 +50,6 @@ UNBORN = record(
         ("{{{id}}}", "{123456789}"),
         ("{id.hex} {id.kvs} {id.dec} {id.f58}", "0x75bcd15 job.0000.0000.075b.cd15 123456789 ƒBukQL"),
         ("{runtime:.2f}{runtime:>8.1f}", "0.05     0.0"),
-        ("{priority!P}", "1.6e+03%"),
         ("{success} {exception.occurred} {exception.type}|", "True False |"),
     ],
 )

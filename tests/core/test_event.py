@@ -19,9 +19,7 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
-@given(
-    st.floats(0, 1e12), st.text(min_size=1), st.none() | st.dictionaries(st.text(), json_values, max_size=4)
-)
+@given(st.floats(0, 1e12), st.text(min_size=1), st.none() | st.dictionaries(st.text(), json_values, max_size=4))
 def test_a_line_reads_back_as_the_same_event(timestamp: float, name: str, context: dict[str, Any] | None) -> None:
     event = Event(timestamp, name, context)
     line = encode(event)
@@ -121,7 +119,7 @@ WRONG = [
     ("part-start", "owner", ["root", None]),
     ("part-start", "blocks", ["free", ["depend"], [1], None]),
     ("part-start", "uses", ["gpu", ["nodes"], None]),
-    ("part-start", "deadline", ["1d", True]),
+    ("part-start", "deadline", ["1d", True, float("inf"), float("nan")]),
     ("part-finish", "status", [None, "1"]),
     ("part-finish", "note", [None, 1]),
 ]

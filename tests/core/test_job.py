@@ -286,7 +286,9 @@ def test_flags() -> None:
 
 
 def test_memo_merges_and_null_removes() -> None:
-    job = stories.job([*stories.RUN, ("memo", {"a": 1, "b": {"x": 1, "y": 2}}), ("memo", {"a": None, "b": {"x": None}})])
+    job = stories.job(
+        [*stories.RUN, ("memo", {"a": 1, "b": {"x": 1, "y": 2}}), ("memo", {"a": None, "b": {"x": None}})]
+    )
     assert job.annotations == {"user": {"b": {"y": 2}}}
     assert post(job, "memo", {"b": None}).annotations == {}
     assert post(job, "memo", None).annotations == job.annotations

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import stories
-from stories import FATAL, hold, unhold
+from stories import FATAL, hold
 
 from leveret.core.job import Job
 from leveret.core.transitions import (

@@ -74,7 +74,9 @@ def test_a_verdict_is_completed_only_without_any_fatal_exception(status: int, ra
         assert end.result == {"cancel": CANCELED, "timeout": TIMEOUT}.get(fatal[0], FAILED)
 
 
-@pytest.mark.parametrize(("status", "code"), [(0, 0), (256, 1), (65280, 255), (9, 137), (15, 143), (139, 139), (36608, 143)])
+@pytest.mark.parametrize(
+    ("status", "code"), [(0, 0), (256, 1), (65280, 255), (9, 137), (15, 143), (139, 139), (36608, 143)]
+)
 def test_exit_codes(status: int, code: int) -> None:
     assert exit_code_of(status) == code
 
@@ -112,7 +114,13 @@ def test_the_phase_names_every_holder(story: list[Any], want: tuple[str, str]) -
 
 def test_the_record_of_an_active_job_has_no_result_yet() -> None:
     out = record(stories.job([*stories.STARTED, WARNING]))
-    assert (out["state"], out["done"], out["result"], out["exit_code"], out["returncode"]) == ("RUN", False, None, None, None)
+    assert (out["state"], out["done"], out["result"], out["exit_code"], out["returncode"]) == (
+        "RUN",
+        False,
+        None,
+        None,
+        None,
+    )
     assert (out["exception_occurred"], out["exception_type"], out["exception_severity"]) == (True, "note", 3)
     assert "t_cleanup" not in out
 

@@ -117,6 +117,8 @@ class Api:
             body = _decode(raw)
         except msgspec.DecodeError as error:
             raise UsageError(f"malformed request: {error}") from None
+        if isinstance(body, dict) and "copies" in body:
+            return await self._submit_copies(request, body)
         if not isinstance(body, dict) or "jobs" not in body:
             jobid, done = self._submit_one(request, body)
             await done
@@ -124,19 +126,33 @@ class Api:
         jobs = body["jobs"]
         if not isinstance(jobs, list) or len(jobs) > wire.BULK_MAX or len(body) > 1:
             raise UsageError(f"`jobs` must be a list of at most {wire.BULK_MAX}")
+        return await self._bulk(lambda item: self._submit_one(request, item), jobs)
+
+    async def _submit_copies(self, request: Request, item: Any) -> Response:
+        try:
+            body = msgspec.convert(item, wire.SubmitCopies)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"malformed request: {error}") from None
+        if len(body.copies) > wire.BULK_MAX:
+            raise UsageError(f"`copies` must be a list of at most {wire.BULK_MAX}")
+        prepared = self.manager.prepare(body.jobspec, body.urgency, body.flags)
+        uid = self.uid(request)
+        return await self._bulk(lambda copy: self.manager.place(prepared, uid, copy), body.copies)
+
+    async def _bulk(self, submit: Callable[[Any], tuple[int, asyncio.Future[None]]], items: list[Any]) -> Response:
+        """Each item is accepted or refused alone; the answer comes once all that were accepted are on disk."""
         results: list[dict[str, Any]] = []
-        waits: list[asyncio.Future[None]] = []
-        for number, item in enumerate(jobs):
+        last: asyncio.Future[None] | None = None
+        for number, item in enumerate(items):
             try:
-                jobid, done = self._submit_one(request, item)
-                waits.append(done)
+                jobid, last = submit(item)
                 results.append({"id": jobid})
             except LeveretError as error:
                 results.append({"error": error.to_dict()})
-            if number % 50 == 49:
-                await asyncio.sleep(0)
-        if waits:
-            await waits[-1]
+            if number % 20 == 19:
+                await asyncio.sleep(0)  # other doors, and jobs that could run already
+        if last is not None:
+            await last
         return answer({"jobs": results})
 
     def _submit_one(self, request: Request, item: Any) -> tuple[int, asyncio.Future[None]]:

@@ -238,7 +238,14 @@ def holds(job: Record) -> str:
     return ",".join(str(hold.get("name")) for hold in job.get("holds") or ())
 
 
+def ranks(job: Record) -> str:
+    """Several ranks stand in brackets."""
+    text = str(job.get("ranks") or "")
+    return f"[{text}]" if text and not text.isdigit() else text
+
+
 SPECIAL = {
+    "ranks": ranks,
     "state_single": lambda job: STATE_LETTER.get(job.get("state", ""), "?"),
     "state_emoji": lambda job: EMOJI.get(job.get("state", ""), ""),
     "status": status,

@@ -38,7 +38,8 @@ def submit(**params: Any) -> int:
     """Submit jobs and print their ids; each job is on disk when its id is printed."""
     for notice in submission.deprecations(params["dependency"]):
         output.plain(notice)
-    jobs = list(requests(params))
+    same = copies_of_one(params)
+    jobs = [] if same is not None else list(requests(params))
     if params["dry_run"]:
         for job in jobs:
             output.json_data(job["jobspec"])
@@ -46,7 +47,10 @@ def submit(**params: Any) -> int:
     from leveret.client import Client
 
     with Client() as client:
-        ids, code = send(client, jobs, params["quiet"])
+        if same is not None:
+            ids, code = send_copies(client, *same, params["quiet"])
+        else:
+            ids, code = send(client, jobs, params["quiet"])
         if params["watch"] or (params["verbose"] >= 2 and params["wait"]):
             from leveret.cli.watch import watch
 
@@ -56,6 +60,44 @@ def submit(**params: Any) -> int:
         elif params["wait"]:
             code = max(code, wait(client, ids, "clean"))
     return code
+
+
+def copies_of_one(params: dict[str, Any]) -> tuple[dict[str, Any], list[str | None]] | None:
+    """(request, copies) when all jobs of --cc or --bcc are the same but for FLUX_JOB_CC: sent as one jobspec then."""
+    if not (params["cc"] or params["bcc"]) or (params["cc"] and params["bcc"]) or params["dry_run"]:
+        return None
+    spec = submission.build(params, {})
+    if "{cc}" in json.dumps(spec) or any("{cc}" in rule for rule in params["env"]):
+        return None
+    copies = copy_ids(params["cc"] or params["bcc"]) or []
+    system = spec["attributes"]["system"]
+    system["environment"] = {**envrules.apply(params["env"], envrules.inherited()), **system["environment"]}
+    urgency, flags = submission.urgency_of(params["urgency"]), submission.flags_of(params["flags"])
+    return (
+        {"jobspec": spec, "urgency": urgency, "flags": flags},
+        [str(copy) if params["cc"] else None for copy in copies],
+    )
+
+
+def send_copies(
+    client: Any, request: dict[str, Any], copies: Sequence[str | None], quiet: bool
+) -> tuple[list[int], int]:
+    """Submit the same job many times and print ids as they are known. Returns them, and 1 if any was refused."""
+    ids: list[int] = []
+    code = 0
+    for first in range(0, len(copies), BATCH):
+        try:
+            results = client.submit_copies(copies=copies[first : first + BATCH], **request)
+        except InvalidError as refused:  # the one jobspec is bad, and so is every copy
+            return ids, refuse(refused)
+        accepted = [result for result in results if isinstance(result, int)]
+        ids += accepted
+        if not quiet:
+            output.data_lines(output.f58(jobid) for jobid in accepted)
+        for result in results:
+            if isinstance(result, LeveretError):
+                code = max(code, refuse(result))
+    return ids, code
 
 
 def requests(params: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ RFC 21 defines are checked on posting (`check_context`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -77,7 +78,8 @@ def _is_names(value: Any) -> str:
 
 
 def _is_number(value: Any) -> str:
-    return "" if isinstance(value, int | float) and not isinstance(value, bool) else "must be a number"
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    return "" if ok else "must be a number"
 
 
 def _is_object(value: Any) -> str:

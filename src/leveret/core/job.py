@@ -192,6 +192,10 @@ def _submit(job: Job, event: Event) -> Change:
     }
 
 
+def _invalidate(job: Job, event: Event) -> Change:
+    return {"holds": {}} if job.holds else {}
+
+
 def _depend(job: Job, event: Event) -> Change:
     if holds := job.blocked("depend"):
         raise EventError(f"depend: held by {', '.join(h.name for h in holds)}")
@@ -324,6 +328,7 @@ _EFFECTS: dict[str, Callable[[Job, Event], Change]] = {
     "set-flags": _set_flags,
     **dict.fromkeys(OPENERS, _open),
     **dict.fromkeys(CLOSERS, _close),
+    "invalidate": _invalidate,
     "depend": _depend,
     "priority": _priority,
     "urgency": _urgency,

@@ -32,7 +32,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import __version__
-from . import link, procs, startup
+from . import link, procs, spawn, startup
 from .link import Connection
 from .loop import SLEEP_S_MAX, Timers, Worker, say
 from .record import Json, message
@@ -46,6 +46,8 @@ STARTS_MAX = 8
 TALKS_MAX = 64
 #: How long a `start` record waits for what follows it.
 PATIENCE_S = 0.002
+#: Environments kept for a connection.
+ENVS_MAX = 64
 #: How long a forced shutdown waits for processes to die.
 SHUTDOWN_S = 10.0
 
@@ -71,6 +73,8 @@ class Helper:
         self._with_progress: dict[str, Unit] = {}
         self._with_stdin: dict[str, Unit] = {}
         self._live = 0
+        self._later: deque[Callable[[], None]] = deque()
+        self.later = self._later.append
         #: what is emitted now may wait a moment for company (see _send)
         self.patient = False
         self._callbacks: dict[int, Callback] = {}
@@ -171,6 +175,8 @@ class Helper:
                 for unit in unsettled.values():
                     self._guard(unit.settle)
             self._send()
+            while self._later:
+                self._guard(self._later.popleft())
 
     def _guard(self, function: Callable[..., None], *args: Any) -> None:
         """A bug in the handling of one thing must not take the tasks of all others along."""
@@ -425,10 +431,20 @@ class Helper:
         if self._shutdown_by_s is not None:
             return
         unit = Unit(self, name, item["spec"])
+        if key := item["spec"].get("env_key"):
+            unit.base_env = connection.envs[key]
         unit.follower = connection
         self.units[name] = unit
         self._live += 1
         self._queue.append(unit)
+
+    def _on_env(self, connection: Connection, item: Json) -> None:
+        """``{key, env}``: an environment that starts on this connection name by its key. The daemon knows how
+        many are kept (ENVS_MAX, first in, first out)."""
+        envs = connection.envs
+        envs[item["key"]] = spawn.encode_env(item["env"])
+        while len(envs) > ENVS_MAX:
+            del envs[next(iter(envs))]
 
     def _on_signal(self, connection: Connection, item: Json) -> None:
         """``{unit, signal, escalate_s}``"""
@@ -487,6 +503,7 @@ class Helper:
         "limit": _on_limit,
         "ping": _on_ping,
         "shutdown": _on_shutdown,
+        "env": _on_env,
     }
 
     def serve(self) -> None:

@@ -65,6 +65,8 @@ class Connection:
         #: close when everything has been sent
         self.closing = False
         self.out: deque[bytes] = deque()
+        #: environments that the daemon has sent, by key
+        self.envs: dict[str, dict[bytes, bytes]] = {}
         #: how many messages at the head of `out` may wait for company, and until when (boottime, seconds)
         self.patient = 0
         self.patient_until_s = 0.0

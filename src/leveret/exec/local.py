@@ -24,7 +24,7 @@ import msgspec
 
 from leveret.errors import InternalError
 from leveret.exec import outfile, procs
-from leveret.exec.helper import PROTOCOL
+from leveret.exec.helper import ENVS_MAX, PROTOCOL
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -62,6 +62,8 @@ class _Link(asyncio.Protocol):
         self._buffer = bytearray()
         self._out: list[bytes] = []
         self.transport: asyncio.Transport | None = None
+        #: keys of the environments that the helper keeps for this connection, as it does: first in, first out
+        self.envs: dict[str, None] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -147,7 +149,19 @@ class LocalEngine:
             link.send(message)
 
     def start(self, node: int, unit: str, spec: dict[str, Any]) -> None:
-        self._send(node, {"t": "start", "unit": unit, "spec": spec})
+        link = self.nodes[node].link
+        if link is None:
+            return  # it is asked again when the helper is back
+        key = spec.get("env_key")
+        if key is not None:
+            spec = spec.copy()
+            env = spec.pop("base_env")
+            if key not in link.envs:
+                link.envs[key] = None
+                while len(link.envs) > ENVS_MAX:
+                    del link.envs[next(iter(link.envs))]
+                link.send({"t": "env", "key": key, "env": env})
+        link.send({"t": "start", "unit": unit, "spec": spec})
 
     def signal(self, node: int, unit: str, signum: int, escalate_s: float | None) -> None:
         self._send(node, {"t": "signal", "unit": unit, "signal": signum, "escalate_s": escalate_s})

@@ -28,7 +28,13 @@ class CannotChdir(Exception):
         self.cause = cause
 
 
-def popen(spec: Json, env: dict[str, str], cwd: str, files: OpenFiles, stdin: int, stdout: int, stderr: int) -> int:
+def encode_env(env: dict[str, str]) -> dict[bytes, bytes]:
+    """An environment as the kernel takes it. TypeError for what is no text."""
+    encode = os.fsencode
+    return {encode(name): encode(value) for name, value in env.items()}
+
+
+def popen(spec: Json, env: dict[bytes, bytes], cwd: str, files: OpenFiles, stdin: int, stdout: int, stderr: int) -> int:
     """Start ``spec["argv"]`` with these three descriptors; the process id, for which the caller must wait.
 
     Plain Popen without preexec_fn, user or group, so that it uses vfork. All

@@ -13,6 +13,7 @@ A spec is the object that ``start`` carries::
 
     kind "tasks"|"work"   work has one task, and JSON objects on its stdout are progress
     argv [str]   cwd str|null   env {str: str}   umask int|null   setpgrp bool
+    env_key str            of an ``env`` message: ``env`` is added to that
     tasks [{rank int, local int, env {str: str}}]      env is added to the unit's
     duration_s float|null   kill_timeout_s float       the time limit, and from SIGALRM to SIGKILL
     output {memory_max int, limit_bytes int|null, file str, unbuffered bool}     see output.py
@@ -29,7 +30,7 @@ What is told is a row of numbered records (``record.py``), each with ``k``::
     extent        {file, start, end}                     a range of the output file, in bytes
     timeout       {}                                     the time limit has expired; SIGALRM was sent
     task-exit     {rank, local, pid, wait_status, signaled, exitcode}   128+S when killed by signal S
-    exit          {status, stderr_tail?}                 the last: the largest exit code << 8
+    exit          {status, stderr_tail?}                 the last: the largest exit code << 8; of work its wait status
 
 Their number and size are bounded by ``output.py``.
 
@@ -87,6 +88,9 @@ class Host(OutputHost, Protocol):
 
     def stdin_moved(self, unit: Unit) -> None:
         """Acknowledge stdin at the end of this pass."""
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Call ``work`` in this pass, once everything that is to be sent has been."""
 
     def offload(self, work: Callable[[], None], then: Callable[[], None]) -> None:
         """Run ``work`` on the worker thread, then ``then`` in the loop."""
@@ -147,6 +151,8 @@ class Unit:
         #: SIGKILL was asked for, or its time has come: output may be lost if the disk is full
         self._killed = False
         self._tmpdir: str | None = None
+        #: what the spec's ``env`` is added to
+        self.base_env: dict[bytes, bytes] = {}
         self._limit_timer: Timer | None = None
         self._kill_timer: Timer | None = None
         self._kill_at_s = 0.0
@@ -215,8 +221,9 @@ class Unit:
 
     def _spawn(self, spec: Json, item: Json, rank: int) -> None:
         host = self._host
-        env: dict[str, str] = {**(spec.get("env") or {}), **(item.get("env") or {})}
-        env[procs.MARKER] = f"{host.incarnation}/{self.name}"
+        own: dict[str, str] = {**(spec.get("env") or {}), **(item.get("env") or {})}
+        own[procs.MARKER] = f"{host.incarnation}/{self.name}"
+        env = {**self.base_env, **spawn.encode_env(own)}
         ours: list[int] = []
         theirs: list[int] = []
         try:
@@ -249,7 +256,7 @@ class Unit:
         host.spawned(task)
         self._output.open(rank, stdout, stderr)
 
-    def _popen(self, spec: Json, env: dict[str, str], rank: int, stdin: int, stdout: int, stderr: int) -> int:
+    def _popen(self, spec: Json, env: dict[bytes, bytes], rank: int, stdin: int, stdout: int, stderr: int) -> int:
         cwd = spec.get("cwd") or "/"
         try:
             return spawn.popen(spec, env, cwd, self._host.files, stdin, stdout, stderr)
@@ -374,7 +381,8 @@ class Unit:
         code = 128 + signum if signum else wait_status >> 8
         if not self._start_failed:
             # A task that was killed because another could not start says nothing about the unit.
-            self._status = max(self._status, code << 8)
+            # Work has no shell around it: its status is the process's own.
+            self._status = max(self._status, wait_status if isinstance(self._output, WorkOutput) else code << 8)
         self.records.add(
             "task-exit",
             {
@@ -446,24 +454,24 @@ class Unit:
             if timer is not None:
                 timer.cancel()
         self._drain_timer = self._kill_timer = None
-        if self._tmpdir is not None:
-            try:
-                os.rmdir(self._tmpdir)
-                self._tmpdir = None
-            except FileNotFoundError:
-                self._tmpdir = None  # the job has removed it itself
-            except OSError:
-                pass  # not empty, most likely: the worker takes its time
-        if self._tmpdir is not None or self._output.needs_sync:
-            self._host.offload(self._tidy, self._end)
+        if self._output.needs_sync:
+            self._host.offload(self._output.sync, self._end)
         else:
             self._end()
-
-    def _tidy(self) -> None:
-        """On the worker thread: what may take long."""
-        self._output.sync()
         if self._tmpdir is not None:
-            spawn.remove_tree(self._tmpdir)
+            # nobody waits for this: the exit goes out first
+            self._host.later(self._remove_tmpdir)
+
+    def _remove_tmpdir(self) -> None:
+        tmpdir, self._tmpdir = self._tmpdir, None
+        if tmpdir is None:
+            return
+        try:
+            os.rmdir(tmpdir)
+        except FileNotFoundError:
+            pass  # the job has removed it itself
+        except OSError:  # not empty, most likely: the worker takes its time
+            self._host.offload(lambda: spawn.remove_tree(tmpdir), lambda: None)
 
     def _end(self) -> None:
         self._output.close()

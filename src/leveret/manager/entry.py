@@ -47,6 +47,7 @@ class Entry:
         "asks",
         "digest",
         "dirty",
+        "env_hash",
         "in_flight",
         "job",
         "lines",
@@ -64,6 +65,7 @@ class Entry:
         self.job = job
         self.digest = digest
         self.rset: Rset | None = None
+        self.env_hash: str | None = None  #: of the stored environment (without FLUX_JOB_CC)
         self.in_flight: set[str] = set()  #: asks made and not answered; a crash empties it
         self.asks: dict[tuple[str, int], NodeAsk] = {}  #: by (unit, node)
         self.dirty: set[tuple[str, int]] = set()  #: asks to write (or delete) at the end of the turn

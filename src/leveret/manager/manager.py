@@ -42,6 +42,39 @@ BACKLOG_MAX = 20_000
 CACHE_MAX = 4096
 
 
+class Prepared:
+    """A checked submission, and what is stored of it: the environment once, by hash, the rest per job."""
+
+    __slots__ = ("_rest", "digest", "env_body", "env_hash", "flags", "spec", "urgency")
+
+    def __init__(self, spec: dict[str, Any], digest: jobspecs.Digest, urgency: int, flags: int) -> None:
+        self.spec = spec
+        self.digest = digest
+        self.urgency = urgency
+        self.flags = flags
+        self.env_hash: str | None = None
+        self.env_body = b""
+        system = spec["attributes"]["system"]
+        self._rest = system
+        if env := system.get("environment"):
+            self.env_body = _encode(env)
+            self.env_hash = hashlib.blake2b(self.env_body, digest_size=16).hexdigest()
+            self._rest = {k: v for k, v in system.items() if k != "environment"}
+
+    def _with(self, system: dict[str, Any]) -> dict[str, Any]:
+        return {**self.spec, "attributes": {**self.spec["attributes"], "system": system}}
+
+    def copy(self, copy: str) -> dict[str, Any]:
+        """The jobspec of one copy."""
+        system = self.spec["attributes"]["system"]
+        return self._with({**system, "environment": {**(system.get("environment") or {}), "FLUX_JOB_CC": copy}})
+
+    def body(self, copy: str | None) -> bytes:
+        """The stored jobspec: without its environment, but for what is this copy's own."""
+        rest = self._rest if copy is None else {**self._rest, "environment": {"FLUX_JOB_CC": copy}}
+        return _encode(self._with(rest))
+
+
 class Manager:
     def __init__(
         self,
@@ -148,7 +181,8 @@ class Manager:
             raise NotFoundError("unknown job id")
         spec: dict[str, Any] = _decode(row[1])
         if row[2]:
-            spec["attributes"]["system"]["environment"] = _decode(self.store.env(row[2]))
+            system = spec["attributes"]["system"]
+            system["environment"] = {**_decode(self.store.env(row[2])), **system.get("environment", {})}
         return spec
 
     def exception(self, type_: str, severity: int, note: str, userid: int | None = None) -> dict[str, Any]:
@@ -169,10 +203,10 @@ class Manager:
 
         Raises JobspecError, InvalidError, BusyError; nothing is stored then.
         """
-        if self.stopping:
-            raise BusyError(f"job submission is disabled: {self.stopping}")
-        if self.store.backlog > BACKLOG_MAX:
-            raise BusyError("too many requests wait for the disk", "try again in a moment")
+        return self.place(self.prepare(spec, urgency, flags), userid)
+
+    def prepare(self, spec: dict[str, Any], urgency: int, flags: list[str]) -> Prepared:
+        """Check a submission. Raises JobspecError and InvalidError; nothing has changed then."""
         if isinstance(urgency, bool) or not isinstance(urgency, int) or not 0 <= urgency <= 31:
             raise InvalidError("urgency range is [0:31]", path="urgency")
         mask = 0
@@ -186,22 +220,34 @@ class Manager:
             raise InvalidError(
                 f"'{digest.queue}' is not a valid queue", "no queues are configured", "attributes.system.queue"
             )
+        return Prepared(spec, digest, urgency, mask)
+
+    def place(self, prepared: Prepared, userid: int, copy: str | None = None) -> tuple[int, asyncio.Future[None]]:
+        """Make a job of a checked submission, in one turn. `copy` becomes FLUX_JOB_CC in its environment."""
+        if self.stopping:
+            raise BusyError(f"job submission is disabled: {self.stopping}")
+        if self.store.backlog > BACKLOG_MAX:
+            raise BusyError("too many requests wait for the disk", "try again in a moment")
+        spec = prepared.spec if copy is None else prepared.copy(copy)
         now = self.clock.time()
         jobid = jobids.next_fluid(self._last_id, max(0, int(now * 1000) - self._epoch_ms), self._generator)
-        entry = Entry(Job(jobid), digest)
+        entry = Entry(Job(jobid), prepared.digest)
+        entry.env_hash = prepared.env_hash
         self._fresh[jobid] = spec
         self.entries[jobid] = entry
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             with Turn(self, "submit") as turn:
-                self._store_job(turn, entry, spec, userid)
+                self._store_job(turn, entry, prepared, userid, copy)
                 for plugin, answer in self.registry.call("validate", str(jobid), entry.job, spec):
                     if isinstance(answer, Reject):
                         turn.answer(entry, plugin, answer)
-                turn.post(entry, "submit", {"userid": userid, "urgency": urgency, "flags": mask, "version": 1})
+                submit = {"userid": userid, "urgency": prepared.urgency, "flags": prepared.flags, "version": 1}
+                turn.post(entry, "submit", submit)
                 for plugin, answer in self.registry.call("new", str(jobid), entry.job):
                     turn.answer(entry, plugin, answer)
-                self._dependencies(turn, entry)
+                if prepared.digest.dependencies:
+                    self._dependencies(turn, entry)
                 turn.post(entry, "validate")
                 turn.after.append(lambda: self._submitted(jobid, done))
         except BaseException:
@@ -220,22 +266,15 @@ class Manager:
         if not done.done():
             done.set_result(None)
 
-    def _store_job(self, turn: Turn, entry: Entry, spec: dict[str, Any], userid: int) -> None:
-        system = spec["attributes"]["system"]
-        env = system.get("environment")
-        digest = None
-        body = spec
-        if env:
-            blob = _encode(env)
-            digest = hashlib.blake2b(blob, digest_size=16).hexdigest()
+    def _store_job(self, turn: Turn, entry: Entry, prepared: Prepared, userid: int, copy: str | None) -> None:
+        digest = prepared.env_hash
+        if digest is not None:
             if digest in self._envs:
                 self._envs.move_to_end(digest)
             else:
-                turn.batch.env(digest, blob)
-                turn.after.append(lambda: self._env_stored(str(digest)))
-            rest = {k: v for k, v in system.items() if k != "environment"}
-            body = {**spec, "attributes": {**spec["attributes"], "system": rest}}
-        turn.batch.job(entry.job.id, userid, turn.now, digest, _encode(body))
+                turn.batch.env(digest, prepared.env_body)
+                turn.after.append(lambda: self._env_stored(digest))
+        turn.batch.job(entry.job.id, userid, turn.now, digest, prepared.body(copy))
 
     def _env_stored(self, digest: str) -> None:
         self._envs[digest] = None
@@ -589,6 +628,7 @@ class Manager:
             raise InternalError("no such row")
         job = replay(jobid, (decode(line) for line in self.store.all_events(jobid)))
         entry = Entry(job, jobspecs.digest(_decode(row[1])))
+        entry.env_hash = row[2]
         stored = self.store.kv(jobid, "R")
         if stored is not None and job.allocated:
             entry.rset = resources.from_dict(_decode(stored))

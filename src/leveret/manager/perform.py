@@ -56,8 +56,12 @@ class Perform:
         counts = self.task_counts(entry)
         f58 = jobids.encode(job.id)
         nodes = [node for node, count in zip(rset.ranks, counts, strict=True) if count]
+        # null unsets a variable (RFC 14)
+        base = {k: v for k, v in (system.get("environment") or {}).items() if v is not None}
+        own = {"FLUX_JOB_CC": base.pop("FLUX_JOB_CC")} if "FLUX_JOB_CC" in base else {}
+        base.pop("FLUX_TERMINUS_SESSION", None)
         env = {
-            **{k: v for k, v in (system.get("environment") or {}).items() if v is not None},  # null unsets (RFC 14)
+            **own,
             "FLUX_JOB_ID": f58,
             "FLUX_JOB_ID_PATH": f"/{f58}",
             "FLUX_JOB_SIZE": str(sum(counts)),
@@ -66,11 +70,13 @@ class Perform:
             "LEVERET_URI": manager.uri,
             "FLUX_URI": manager.uri,
         }
-        env.pop("FLUX_TERMINUS_SESSION", None)
         if "output" in options and isinstance(options["output"], dict):
             limit = options["output"].get("limit", manager.config.exec.output_limit)
         else:
             limit = manager.config.exec.output_limit
+        env_key = entry.env_hash
+        if env_key is None or any(key.startswith("attributes.system.environment") for key in job.updates):
+            env_key = f"job-{job.id}"
         specs: dict[int, dict[str, Any]] = {}
         rank = 0
         for node, count in zip(rset.ranks, counts, strict=True):
@@ -84,6 +90,8 @@ class Perform:
                 "argv": spec["tasks"][0]["command"],
                 "cwd": system.get("cwd") or "/",
                 "env": {**env, "FLUX_JOB_TMPDIR": tmpdir},
+                "env_key": env_key,
+                "base_env": base,
                 "tasks": [
                     {
                         "rank": rank + local,

@@ -97,7 +97,9 @@ class Engine(Protocol):
     def incarnation(self, node: int) -> str:
         """Of the helper that serves the node now."""
 
-    def start(self, node: int, unit: str, spec: dict[str, Any]) -> None: ...
+    def start(self, node: int, unit: str, spec: dict[str, Any]) -> None:
+        """The helper's spec (exec/unit.py). With `env_key`, `base_env` is the environment of that key, which need
+        not be sent again, and `env` is added to it."""
 
     def signal(self, node: int, unit: str, signum: int, escalate_s: float | None) -> None: ...
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 EXEC, OUTPUT, INPUT = "guest.exec.eventlog", "guest.output", "guest.input"
 LOST_STATUS = 137 << 8  #: as killed by SIGKILL
+FAILED_STATUS = 1 << 8  #: exit code 1
 LOG_CRIT, LOG_ERR, LOG_WARNING = 2, 3, 4
 #: stdin kept in the record of a job; what is beyond it is passed on, not kept
 INPUT_RECORDED_MAX = 1 << 20
@@ -137,6 +138,8 @@ class Units:
         for record in records:
             kind = record["k"]
             ts = float(record["ts"])
+            if kind in ("output", "log", "extent"):
+                self._head(entry, ts, out)
             if kind == "output":
                 out.append(line(ts, "data", _data(record)))
             elif kind == "log":
@@ -147,11 +150,10 @@ class Units:
             elif kind == "start":
                 ask.started = True
                 if not entry.job.started and all(a.started for a in entry.job_asks()):
-                    self._started(turn, entry, ts, exec_lines, out)
-                    exec_lines.append(line(ts, "shell.start", {"taskmap": {"version": 1, "map": self._map(entry)}}))
+                    self._started(turn, entry, ask, ts, exec_lines, out)
             elif kind == "start-failed":
                 if not entry.job.started:
-                    self._started(turn, entry, ts, exec_lines, out)
+                    self._started(turn, entry, ask, ts, exec_lines, out)
                 message = str(record["message"])
                 out.append(line(ts, "log", {"rank": ask.node, "level": LOG_CRIT, "message": message}))
                 if entry.job.fatal is None:
@@ -161,6 +163,8 @@ class Units:
                 out = []
                 self.append_extent(turn, entry, ask.node, record)
             elif kind == "task-exit":
+                if not entry.job.started:  # a short task is over before another node has said that it began
+                    self._started(turn, entry, ask, ts, exec_lines, out)
                 if not entry.task_exit:
                     entry.task_exit = True
                     exec_lines.append(line(ts, "shell.task-exit", _task_exit(record)))
@@ -177,7 +181,14 @@ class Units:
     def _map(self, entry: Entry) -> list[list[int]]:
         return taskmap.encode([c for c in self.manager.perform.task_counts(entry) if c])
 
-    def _started(self, turn: Turn, entry: Entry, ts: float, exec_lines: list[bytes], out: list[bytes]) -> None:
+    def _head(self, entry: Entry, ts: float, out: list[bytes]) -> None:
+        """The header stands first, whichever record comes first."""
+        if OUTPUT not in entry.lines and not out:
+            out.append(self._header(entry, ts))
+
+    def _started(
+        self, turn: Turn, entry: Entry, ask: NodeAsk, ts: float, exec_lines: list[bytes], out: list[bytes]
+    ) -> None:
         asks = entry.job_asks()
         f58 = jobids.encode(entry.job.id, ascii=True)
         leader = min(a.node for a in asks)
@@ -191,27 +202,28 @@ class Units:
                 {"service": f"{entry.job.userid}-shell-{f58}", "leader-rank": leader, "size": len(asks)},
             ),
         ]
-        out.append(self._header(entry, ts))
+        if ask.started:
+            exec_lines.append(line(ts, "shell.start", {"taskmap": {"version": 1, "map": self._map(entry)}}))
+        self._head(entry, ts, out)
         turn.post(entry, "start")
 
     def _node_ended(
         self, turn: Turn, entry: Entry, ask: NodeAsk, ts: float, status: int, exec_lines: list[bytes], out: list[bytes]
     ) -> None:
         if not entry.job.started:
-            self._started(turn, entry, ts, exec_lines, out)
+            self._started(turn, entry, ask, ts, exec_lines, out)
         ask.status = status
         exec_lines.append(line(ts, "shell-exit", {"rank": ask.node, "wait_status": status}))
         statuses = [a.status for a in entry.job_asks()]
         if None not in statuses:
-            worst = max(s for s in statuses if s is not None)
-            exec_lines += [line(ts, "complete", {"status": worst}), line(ts, "done")]
+            exec_lines += [line(ts, "complete", {"status": _worst(entry, statuses)}), line(ts, "done")]
 
     def _finish(self, turn: Turn, entry: Entry) -> None:
         asks = entry.job_asks()
         statuses = [a.status for a in asks]
         if not asks or None in statuses or entry.job.status is not None:
             return
-        turn.post(entry, "finish", {"status": max(s for s in statuses if s is not None)})
+        turn.post(entry, "finish", {"status": _worst(entry, statuses)})
         for ask in asks:
             del entry.asks[(ask.unit, ask.node)]
             entry.dirty.add((ask.unit, ask.node))
@@ -313,6 +325,12 @@ class Units:
         if not asks:
             return 0 if entry.job.status is not None else entry.stdin_bytes
         return entry.stdin_bytes - min(ask.stdin_acked for ask in asks)
+
+
+def _worst(entry: Entry, statuses: list[int | None]) -> int:
+    """The job's wait status: the largest of its nodes'; tasks that a fatal exception ended have not succeeded (Flux)."""
+    worst = max(s for s in statuses if s is not None)
+    return FAILED_STATUS if worst == 0 and entry.job.fatal is not None else worst
 
 
 def _text(data: bytes) -> dict[str, Any]:

@@ -6,13 +6,16 @@ helper of the job's first node; its output goes to the instance's log.
 
 from __future__ import annotations
 
+import math
+import signal
 from typing import Any
 
-from leveret.config import Config, Perilog
+from leveret.config import Config, Perilog, duration_error
 from leveret.core import duration, jobid
 from leveret.core.event import Event
 from leveret.core.job import Hold, Job
 from leveret.core.verdict import exit_code_of
+from leveret.errors import FormatError
 from leveret.plugins.hooks import Answers, EpilogHold, Plugin, PrologHold, WorkFailed
 
 PROLOG, EPILOG = "job-manager.prolog", "job-manager.epilog"
@@ -24,14 +27,22 @@ class PerilogPlugin(Plugin):
         config: Config = conf["config"]
         self.prolog = config.job_manager.prolog
         self.epilog = config.job_manager.epilog
+        self.timeouts_s = {
+            "prolog": _seconds(config, "job-manager.prolog.timeout", self.prolog.timeout or "30m"),
+            "epilog": _seconds(config, "job-manager.epilog.timeout", self.epilog.timeout or "0"),
+        }
+        self.kill_timeouts_s = {
+            "prolog": _seconds(config, "job-manager.prolog.kill-timeout", self.prolog.kill_timeout),
+            "epilog": _seconds(config, "job-manager.epilog.kill-timeout", self.epilog.kill_timeout),
+        }
 
     def state_run(self, job: Job) -> Answers:
         if not self.prolog.command:
             return None
-        timeout = duration.parse(self.prolog.timeout or "30m")
+        timeout = self.timeouts_s["prolog"]
         # the helper ends the command at its timeout; the hold's deadline is for a helper that does not answer
-        deadline = timeout + duration.parse(self.prolog.kill_timeout) + 60 if timeout else None
-        return PrologHold(PROLOG, work=self._run(job, "prolog", self.prolog, timeout), deadline_s=deadline)
+        deadline = timeout + self.kill_timeouts_s["prolog"] + 60 if timeout else None
+        return PrologHold(PROLOG, work=self._run(job, "prolog", self.prolog), deadline_s=deadline)
 
     def event_finish(self, job: Job, event: Event) -> Answers:
         return self._epilog(job)
@@ -50,10 +61,10 @@ class PerilogPlugin(Plugin):
 
     async def _epilog_work(self, job: Job) -> int:
         await self.manager.closed(job.id, "prolog", PROLOG)
-        timeout = duration.parse(self.epilog.timeout) if self.epilog.timeout else 0.0
-        return await self._run(job, "epilog", self.epilog, timeout)
+        return await self._run(job, "epilog", self.epilog)
 
-    async def _run(self, job: Job, which: str, conf: Perilog, timeout_s: float) -> int:
+    async def _run(self, job: Job, which: str, conf: Perilog) -> int:
+        timeout_s = self.timeouts_s[which]
         rset = self.manager.resources(job.id)
         env = {
             "FLUX_JOB_ID": jobid.encode(job.id),
@@ -66,23 +77,33 @@ class PerilogPlugin(Plugin):
             conf.command or [],
             env=env,
             timeout_s=timeout_s or None,
-            kill_timeout_s=duration.parse(conf.kill_timeout),
+            kill_timeout_s=self.kill_timeouts_s[which],
         )
         for line in result.tail.splitlines()[-20:]:
             self.manager.log(f"{which}: {line}", job=jobid.encode(job.id))
         if result.status == 0:
             return 0
-        raise WorkFailed(f"{which} {_ended(result.status)}{_host(rset)}", result.status)
+        ended = "timed out" if timeout_s and result.status == signal.SIGALRM else _ended(result.status)
+        raise WorkFailed(f"{which} {ended}{_host(rset)}", result.status)
 
     async def resume(self, job: Job, hold: Hold) -> int | None:
         if hold.name == PROLOG:
-            return await self._run(job, "prolog", self.prolog, duration.parse(self.prolog.timeout or "30m"))
+            return await self._run(job, "prolog", self.prolog)
         return await self._epilog_work(job)
 
     def stop(self, job: Job, hold: Hold) -> bool:
         if self.prolog.cancel_on_exception:
-            self.manager.stop_run(job.id, "prolog", duration.parse(self.prolog.kill_timeout))
+            self.manager.stop_run(job.id, "prolog", self.kill_timeouts_s["prolog"])
         return True
+
+
+def _seconds(config: Config, key: str, text: str) -> float:
+    """A duration of the configuration; 0 is unlimited, as infinity is. Raises ConfigError with its place."""
+    try:
+        seconds = duration.parse(text)
+    except FormatError as error:
+        raise duration_error(config, key, error.message) from None
+    return 0.0 if math.isinf(seconds) else seconds
 
 
 def _ended(status: int) -> str:

@@ -7,15 +7,17 @@ configuration. The jobspec says `attributes.system.staging = {"in": [{"src", "ds
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from typing import Any
 
-from leveret.config import Config
+from leveret.config import Config, duration_error
 from leveret.core import duration
 from leveret.core.event import Event
 from leveret.core.job import Hold, Job
 from leveret.core.verdict import exit_code_of
+from leveret.errors import FormatError
 from leveret.plugins.hooks import Answers, PartHold, Plugin, Reject, WorkFailed
 
 
@@ -29,7 +31,11 @@ class Staging(Plugin):
         super().__init__(manager, name, conf)
         config: Config = conf["config"]
         self.copier = config.staging.copier
-        self.timeout_s = duration.parse(config.staging.timeout)
+        try:
+            timeout_s = duration.parse(config.staging.timeout)
+        except FormatError as error:
+            raise duration_error(config, "staging.timeout", error.message) from None
+        self.timeout_s = timeout_s if 0 < timeout_s < math.inf else None
 
     def validate(self, job: Job, spec: dict[str, Any]) -> Answers:
         staging = spec["attributes"]["system"].get("staging")

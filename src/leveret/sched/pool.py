@@ -141,28 +141,29 @@ class Pool:
         return None
 
     def take(self, rset: Rset) -> None:
-        """Mark an allocation of an earlier daemon as taken. Raises ConflictError on overlap."""
-        for rank, part in rset.ranks.items():
-            node = self.nodes.get(rank)
-            if node is None:
-                continue  # a node that this instance no longer has
-            cores, gpus = _mask(part.cores), _mask(part.gpus)
+        """Mark an allocation of an earlier daemon as taken. Raises ConflictError on overlap; nothing is taken then."""
+        parts = self._parts(rset)
+        for node, cores, gpus in parts:
             if cores & ~node.cores_free or gpus & ~node.gpus_free:
-                raise ConflictError(f"rank {rank}: two jobs hold the same resources")
+                raise ConflictError(f"rank {node.rank}: two jobs hold the same resources")
+        for node, cores, gpus in parts:
             node.cores_free &= ~cores
             node.gpus_free &= ~gpus
 
     def release(self, rset: Rset) -> None:
-        """Give an allocation back. Raises ConflictError when some of it is free already."""
-        for rank, part in rset.ranks.items():
-            node = self.nodes.get(rank)
-            if node is None:
-                continue
-            cores, gpus = _mask(part.cores) & node.cores, _mask(part.gpus) & node.gpus
+        """Give an allocation back. Raises ConflictError when some of it is free already; nothing is given back then."""
+        parts = self._parts(rset)
+        for node, cores, gpus in parts:
             if cores & node.cores_free or gpus & node.gpus_free:
-                raise ConflictError(f"rank {rank}: released twice")
+                raise ConflictError(f"rank {node.rank}: released twice")
+        for node, cores, gpus in parts:
             node.cores_free |= cores
             node.gpus_free |= gpus
+
+    def _parts(self, rset: Rset) -> list[tuple[PoolNode, int, int]]:
+        """(node, cores, gpus) of a set, without what this instance no longer has."""
+        found = ((self.nodes.get(rank), part) for rank, part in rset.ranks.items())
+        return [(n, _mask(p.cores) & n.cores, _mask(p.gpus) & n.gpus) for n, p in found if n is not None]
 
     def free_cores(self) -> int:
         return sum(node.cores_free.bit_count() for node in self.nodes.values())
