@@ -57,7 +57,7 @@ def test_r70_a_limit_cuts_output_explicitly_and_once(flooded: Instance) -> None:
     assert len(done.out) == 1 << 20 and set(done.out) == set(b"y\n")
     warnings = [text.partition(": ")[2] for text in done.err.splitlines()]
     assert warnings == [
-        "leveret-shell[0]:  WARN: output.kvs: stdout will be truncated, 1M limit exceeded",
+        "leveret-shell[0]:  WARN: output.kvs: stdout will be truncated, 1048576 limit exceeded",
         f"leveret-shell[0]:  WARN: output.kvs: stdout: {FLOOD_BYTES - (1 << 20)} of {FLOOD_BYTES} bytes truncated",
     ]
     jobid = flooded.leveret("job", "last").out.strip()
@@ -67,7 +67,8 @@ def test_r70_a_limit_cuts_output_explicitly_and_once(flooded: Instance) -> None:
 
 
 def test_r70_cancel_works_while_it_flows(flooded: Instance) -> None:
-    jobid = flooded.submit("yes")
+    # for ever, at a rate that leaves room on the disk
+    jobid = flooded.submit("sh", "-c", "while :; do yes | head -c 2M; sleep 0.04; done")
     reader = flooded.popen("job", "attach", jobid, stdout=subprocess.PIPE)
     stuck = flooded.popen("job", "attach", jobid, stdout=subprocess.PIPE)  # nobody reads this one
     try:

@@ -52,7 +52,9 @@ def run_cli(args: Sequence[str]) -> int:
     """Run a command line. Returns the exit code; everything else has been printed."""
     output.verb = ""
     try:
-        code = cli.main(list(args), prog_name="leveret", standalone_mode=False)
+        # not cli.main(): it makes an exit code 1 of a broken pipe
+        with cli.make_context("leveret", list(args)) as context:
+            code = cli.invoke(context)
     except click.UsageError as failure:
         return usage_error(failure)
     except click.exceptions.Exit as leave:

@@ -8,7 +8,7 @@ data::
 
 all little-endian; the crc covers the header without the crc field, and the
 data. Stream 1 is stdout, 2 stderr, 3 a log message: its data is a JSON object
-``{"level": int, "message": str}``. Flag 1 is end of file. The place where a
+``{"level": int, "message": str}``, maybe with a ``component``. Flag 1 is end of file. The place where a
 frame ends in the file is the id from which a reader resumes.
 
 Only one process writes a file. Whatever follows the last frame with a good

@@ -98,14 +98,16 @@ class Output:
         """Append what is written to a log file as well, as it comes. OSError if it cannot be opened."""
         self._copy_fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
 
-    def log(self, rank: int, level: int, text: str, in_memory: bool = False) -> None:
+    def log(self, rank: int, level: int, text: str, in_memory: bool = False, component: str = "") -> None:
         """A message for the job's output; levels as in syslog. It follows the output: to the file if that is in use."""
+        said: Json = {"level": level, "message": clean(text)}
+        if component:
+            said["component"] = component
         if self._file is not None and not in_memory:
-            data = encode({"level": level, "message": clean(text)})
-            self._file.append(rank, "log", False, 0, time.time(), data)
+            self._file.append(rank, "log", False, 0, time.time(), encode(said))
             self._changed()
         else:
-            self._records.add("log", {"rank": rank, "level": level, "message": clean(text)})
+            self._records.add("log", {"rank": rank, **said})
 
     # ---- from the streams
 
@@ -125,11 +127,13 @@ class Output:
             self._keep(stream, data, eof)
         if eof and stream.total > stream.kept:
             dropped = stream.total - stream.kept
-            self.log(stream.rank, 4, f"{stream.name}: {dropped} of {stream.total} bytes truncated")
+            text = f"{stream.name}: {dropped} of {stream.total} bytes truncated"
+            self.log(stream.rank, 4, text, component="output.kvs")
 
     def truncating(self, stream: OutStream) -> None:
         """See ``stream.Sink``."""
-        self.log(stream.rank, 4, f"{stream.name} will be truncated, {stream.limit} limit exceeded")
+        text = f"{stream.name} will be truncated, {stream.limit} limit exceeded"
+        self.log(stream.rank, 4, text, component="output.kvs")
 
     def passed(self, stream: OutStream, data: bytes) -> bytes:
         """What of ``data`` is output: all of it, for tasks."""

@@ -137,7 +137,12 @@ class Store:
         return len(self._pending)
 
     async def barrier(self) -> None:
-        """Return once everything committed so far is on disk (at once when nothing is under way)."""
+        """Return once everything committed so far is on disk (at once when nothing is under way).
+
+        Raises BusyError when the store has failed.
+        """
+        if self.failed is not None:
+            raise BusyError(f"the store has failed: {self.failed}")
         if not self._writing:
             return
         assert self._loop is not None
@@ -209,7 +214,12 @@ class Store:
             return
         for batch in batches:
             for callback in batch.on_commit:
-                callback()
+                try:
+                    callback()
+                except Exception as caught:
+                    # what one turn brings about must not keep the others from the disk
+                    assert self._loop is not None
+                    self._loop.call_exception_handler({"message": "after a commit", "exception": caught})
         if self._pending:
             assert self._loop is not None
             self._loop.call_soon(self._hand_over)
