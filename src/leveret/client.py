@@ -255,8 +255,11 @@ class Client:
         """The record of the next job submitted with the flag `waitable` that is done; each is given once."""
         return dict(self.request("POST", "/v1/wait", {}, repeat=False))
 
-    def wait_many(self, jobids: Iterable[JobId], event: str = "clean") -> Iterator[Record]:
-        """`{"id", "event", "job"}` per job as each reaches `event`; event None: it ended without it."""
+    def wait_many(self, jobids: Iterable[JobId], event: str = "clean", brief: bool = False) -> Iterator[Record]:
+        """`{"id", "event", "job"}` per job as each reaches `event`; event None: it ended without it.
+
+        `brief` records have just done, result, exit_code and, if there was one, the exception.
+        """
         left = [self.number(jobid) for jobid in jobids]
         while left:
             backoff = Backoff(self.patience_s)
@@ -264,7 +267,7 @@ class Client:
             left = left[WAIT_MAX:]
             while waiting:
                 try:
-                    for line in self._lines("POST", "/v1/jobs/wait", {"ids": list(waiting), "event": event}):
+                    for line in self._lines("POST", "/v1/jobs/wait", {"ids": list(waiting), "event": event, "brief": brief}):
                         if line.get("restart"):
                             break
                         if line.get("error"):

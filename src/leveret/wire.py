@@ -62,6 +62,7 @@ class Wait(Body):
 class WaitMany(Body):
     ids: list[int]
     event: str = "clean"
+    brief: bool = False  #: records of just done, result, exit_code and the exception
 
 
 class HoldOpen(Body):

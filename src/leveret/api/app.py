@@ -199,7 +199,7 @@ class Api:
         body = await self.body(request, wire.WaitMany)
         if len(body.ids) > wire.WAIT_MAX:
             raise UsageError(f"at most {wire.WAIT_MAX} ids in a request")
-        stream = self.queries.wait_events(body.ids, body.event, self.instance.ending)
+        stream = self.queries.wait_events(body.ids, body.event, body.brief, self.instance.ending)
         return StreamingResponse(stream, media_type=JSON_LINES)
 
     async def get_key(self, request: Request) -> Response:

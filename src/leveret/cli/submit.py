@@ -178,7 +178,7 @@ def refuse(refused: LeveretError) -> int:
 def wait(client: Any, ids: Sequence[int], event: str) -> int:
     """Until each job has `event` or is done. Returns the worst exit code of those that are done."""
     worst = 0
-    for line in client.wait_many(ids, event):
+    for line in client.wait_many(ids, event, brief=True):
         job = line.get("job") or {}
         if job.get("done") or event == "clean":
             worst = max(worst, int(job.get("exit_code") or 0))

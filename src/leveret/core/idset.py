@@ -54,6 +54,8 @@ def encode(ids: Iterable[int], brackets: bool = False) -> str:
     ordered = sorted(set(ids))
     if not ordered:
         return ""
+    if len(ordered) == 1 and 0 <= ordered[0] <= ID_MAX:
+        return str(ordered[0])
     if ordered[0] < 0 or ordered[-1] > ID_MAX:
         raise FormatError(f"an id of an idset is 0 to {ID_MAX}")
     text = ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges(ordered))

@@ -94,14 +94,15 @@ class _Link(asyncio.Protocol):
         if self.transport is None:
             return  # it is sent again when the helper is back
         if not self._out:
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self.flush)
         body = _encode(message)
         self._out.append(_length.pack(len(body)))
         self._out.append(body)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what has been queued."""
         out, self._out = self._out, []
-        if self.transport is not None:
+        if out and self.transport is not None:
             self.transport.write(b"".join(out))
 
 
@@ -162,6 +163,7 @@ class LocalEngine:
                     del link.envs[next(iter(link.envs))]
                 link.send({"t": "env", "key": key, "env": env})
         link.send({"t": "start", "unit": unit, "spec": spec})
+        link.flush()  # the helper can begin while we go on
 
     def signal(self, node: int, unit: str, signum: int, escalate_s: float | None) -> None:
         self._send(node, {"t": "signal", "unit": unit, "signal": signum, "escalate_s": escalate_s})
@@ -338,13 +340,13 @@ class LocalEngine:
                 continue
             if helpers:
                 link.send({"t": "shutdown", "force": True})
-                link._flush()
+                link.flush()
         waits: list[Awaitable[Any]] = []
         for node in self.nodes.values():
             if helpers and node.pid:
                 waits.append(_gone(node.pid))
             elif node.link is not None and node.link.transport is not None:
-                node.link._flush()
+                node.link.flush()
                 node.link.transport.close()
         if waits:
             with contextlib.suppress(TimeoutError):

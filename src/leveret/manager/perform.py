@@ -33,17 +33,22 @@ class Perform:
         assert entry.rset is not None
         engine = self.manager.engine
         specs = self.task_specs(entry)
-        for node in specs:
-            ask = NodeAsk(entry.unit, node, engine.incarnation(node))
-            entry.asks[(ask.unit, node)] = ask
-            entry.dirty.add((ask.unit, node))
+        asks = [NodeAsk(entry.unit, node, engine.incarnation(node)) for node in specs]
+        for ask in asks:
+            entry.asks[(ask.unit, ask.node)] = ask
+            entry.dirty.add((ask.unit, ask.node))
         self.manager.units.asked_at[entry.job.id] = turn.now
 
         def send() -> None:
-            for node, spec in specs.items():
-                engine.start(node, entry.unit, spec)
+            for ask in asks:
+                self._send(ask, specs[ask.node])
 
-        turn.after.append(send)
+        turn.batch.urgent.append(send)
+
+    def _send(self, ask: NodeAsk, spec: dict[str, Any]) -> None:
+        """The ask is on disk. The helper that it was made to may be gone by now; another one must not hear of it."""
+        if ask.status is None and ask.incarnation == self.manager.engine.incarnation(ask.node):
+            self.manager.engine.start(ask.node, ask.unit, spec)
 
     def task_specs(self, entry: Entry) -> dict[int, dict[str, Any]]:
         """node → the helper's spec; the same for the same job, so that it can be sent again."""
@@ -213,7 +218,7 @@ class Perform:
             entry.asks[(unit, node)] = ask
             entry.dirty.add((unit, node))
             turn.touched.setdefault(entry.job.id, entry)
-            turn.after.append(lambda: self.manager.engine.start(node, unit, spec))
+            turn.after.append(lambda: self._send(ask, spec))
         return ask
 
     def stop_run(self, jobid: int, name: str, kill_timeout_s: float) -> None:

@@ -11,11 +11,12 @@ Record = dict[str, Any]
 class Batch:
     """What one turn writes, whole or not at all: rows as store/sqlite.py describes them."""
 
-    __slots__ = ("on_commit", "ops", "rows")
+    __slots__ = ("on_commit", "ops", "rows", "urgent")
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int, str | None, float | int, bytes | None]] = []
         self.ops: list[tuple[str, tuple[Any, ...]]] = []  #: rare statements, after the rows
+        self.urgent: list[Callable[[], None]] = []  #: as on_commit, but before those of every batch (starting tasks)
         self.on_commit: list[Callable[[], None]] = []  #: run in the loop, in order, once the batch is on disk
 
     def event(self, job: int, n: int, line: bytes) -> None:
@@ -41,7 +42,7 @@ class Batch:
         self.rows.append((6, 0, 0, digest, 0, body))
 
     def __bool__(self) -> bool:
-        return bool(self.rows or self.ops or self.on_commit)
+        return bool(self.rows or self.ops or self.urgent or self.on_commit)
 
 
 class Frame(Protocol):

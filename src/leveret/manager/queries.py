@@ -28,6 +28,7 @@ Record = dict[str, Any]
 
 ALIASES = {"exec": EXEC, "output": OUTPUT, "input": INPUT, "guest.exec.eventlog": EXEC}
 KEY = re.compile(r"guest\.[A-Za-z0-9_.\-]+\Z")
+BRIEF = ("done", "result", "exit_code", "exception_occurred", "exception_type", "exception_severity", "exception_note")
 KEEP_ALIVE_S = 20.0
 #: lines of one piece of a stream
 PIECE_LINES = 256
@@ -353,10 +354,10 @@ class Queries:
                 body = line(frame.time, "data", context)
             yield frame.end_offset, body
 
-    async def wait_events(self, ids: list[int], event: str, ending: asyncio.Event) -> AsyncIterator[bytes]:
+    async def wait_events(self, ids: list[int], event: str, brief: bool, ending: asyncio.Event) -> AsyncIterator[bytes]:
         """One line per job as it reaches `event` (or has ended without it): {"id", "event", "job"}."""
         if event == "clean":
-            async for text in self._wait_clean(ids, ending):
+            async for text in self._wait_clean(ids, brief, ending):
                 yield text
             return
         queue: asyncio.Queue[bytes] = asyncio.Queue()
@@ -387,7 +388,7 @@ class Queries:
             for task in tasks:
                 task.cancel()
 
-    async def _wait_clean(self, ids: list[int], ending: asyncio.Event) -> AsyncIterator[bytes]:
+    async def _wait_clean(self, ids: list[int], brief: bool, ending: asyncio.Event) -> AsyncIterator[bytes]:
         """Cheap for thousands of jobs: one wake-up a loop pass, not one watcher a job."""
         await self.store.barrier()
         news = asyncio.Event()
@@ -400,7 +401,7 @@ class Queries:
                 if ended:
                     taken, ended[:] = ended[:], []
                     waiting.difference_update(taken)
-                    yield b"".join(map(self._end_line, taken))
+                    yield b"".join(self._end_line(jobid, brief) for jobid in taken)
                     # let a few come together: a stream of tiny pieces costs more than the jobs
                     await asyncio.sleep(0.02 if waiting else 0)
                     continue
@@ -416,10 +417,12 @@ class Queries:
         finally:
             self.manager.feed.unwatch_ends(waiting, news)
 
-    def _end_line(self, jobid: int) -> bytes:
+    def _end_line(self, jobid: int, brief: bool) -> bytes:
         record = self._record(jobid)
         if record is None:
             error = NotFoundError(f"job {jobids.encode(jobid)} not found").to_dict()
             return _encode({"id": jobid, "event": None, "error": error}) + b"\n"
         event = {"timestamp": record.get("t_inactive"), "name": "clean"}
+        if brief:
+            record = {key: record[key] for key in BRIEF if key in record}
         return _encode({"id": jobid, "event": event, "job": record}) + b"\n"

@@ -200,8 +200,10 @@ class Turn:
         """Ask by level what is due for every job of the turn, until nothing is."""
         settled: dict[int, int] = {}
         while True:
-            entry = next((e for i, e in self.touched.items() if settled.get(i) != e.job.n), None)
-            if entry is None:
+            for jobid, entry in self.touched.items():
+                if settled.get(jobid) != entry.job.n:
+                    break
+            else:
                 break
             settled[entry.job.id] = entry.job.n
             for action in next_actions(entry.job, entry.in_flight):

@@ -26,8 +26,11 @@ from leveret.errors import BusyError, ConfigError
 
 #: rows of one INSERT into `sink`; more rows need a transaction of several statements
 ROWS_PER_STATEMENT = 64
-#: average duration of a commit, in seconds, below which it is made in the loop's thread
-INLINE_S = 0.001
+#: average duration of a commit in the loop's thread, in seconds, below which the next one is made there too
+INLINE_S = 0.002
+#: every so many commits of the writer thread one is tried in the loop's thread, to see whether the disk is fast (again);
+#: not where that took longer than PROBE_S_MAX the last time
+PROBE_EVERY, PROBE_S_MAX = 32, 0.02
 #: rows that a commit in the loop's thread may have
 INLINE_ROWS = 4 * ROWS_PER_STATEMENT
 EVENT, GUEST, JOB, PUT, DELETE, DONE, ENV = range(7)
@@ -46,17 +49,20 @@ class Batch(Protocol):
     @property
     def ops(self) -> list[Op]: ...  #: rare statements, after the rows
     @property
+    def urgent(self) -> list[Callable[[], None]]: ...  #: as on_commit, but before those of every batch
+    @property
     def on_commit(self) -> list[Callable[[], None]]: ...
 
 
 class _Barrier:
     """A batch that writes nothing."""
 
-    __slots__ = ("on_commit", "ops", "rows")
+    __slots__ = ("on_commit", "ops", "rows", "urgent")
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self.rows: list[Row] = []
         self.ops: list[Op] = []
+        self.urgent: list[Callable[[], None]] = []
         self.on_commit = [callback]
 
 
@@ -72,11 +78,11 @@ class Store:
         self._pending: list[Batch] = []
         self._writing = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._idle: list[asyncio.Future[None]] = []
         self.failed: Exception | None = None
         self.on_failure: Callable[[Exception], None] | None = None
         self.commits = 0
-        self._average_s = 0.0
+        self._average_s = 0.0  #: of commits in the loop's thread
+        self._in_thread = 0  #: commits of the writer thread since the last one in the loop's
         self._writer = self._connect()
         self._migrate()
         self.read = self._connect()
@@ -155,9 +161,16 @@ class Store:
             self._writing = False
             return
         batches, self._pending = self._pending, []
-        if self._average_s < INLINE_S and sum(len(batch.rows) for batch in batches) <= INLINE_ROWS:
-            self._committed(batches, self._try(batches))
+        rows = sum(len(batch.rows) for batch in batches)
+        probe = self._in_thread >= PROBE_EVERY and self._average_s < PROBE_S_MAX
+        if rows <= INLINE_ROWS and (self._average_s < INLINE_S or probe):
+            self._in_thread = 0
+            began = time.perf_counter()
+            error = self._try(batches)
+            self._average_s += 0.2 * (time.perf_counter() - began - self._average_s)
+            self._committed(batches, error)
         else:
+            self._in_thread += 1
             self._queue.put(batches)
 
     def _work(self) -> None:
@@ -173,12 +186,10 @@ class Store:
                 return
 
     def _try(self, batches: list[Batch]) -> Exception | None:
-        began = time.perf_counter()
         try:
             self._write(batches)
         except Exception as error:
             return error
-        self._average_s += 0.1 * (time.perf_counter() - began - self._average_s)
         return None
 
     def _write(self, batches: list[Batch]) -> None:
@@ -212,14 +223,15 @@ class Store:
             if self.on_failure is not None:
                 self.on_failure(error)
             return
-        for batch in batches:
-            for callback in batch.on_commit:
-                try:
-                    callback()
-                except Exception as caught:
-                    # what one turn brings about must not keep the others from the disk
-                    assert self._loop is not None
-                    self._loop.call_exception_handler({"message": "after a commit", "exception": caught})
+        callbacks = [callback for batch in batches for callback in batch.urgent]
+        callbacks += [callback for batch in batches for callback in batch.on_commit]
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception as caught:
+                # what one turn brings about must not keep the others from the disk
+                assert self._loop is not None
+                self._loop.call_exception_handler({"message": "after a commit", "exception": caught})
         if self._pending:
             assert self._loop is not None
             self._loop.call_soon(self._hand_over)

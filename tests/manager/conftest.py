@@ -1,0 +1,8 @@
+"""The independent checker lives beside the core's tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
