@@ -314,7 +314,9 @@ def test_cancel_at_any_moment_around_the_prolog(tmp_path: Path, passes: int) -> 
         rig = Rig(tmp_path, config=PERILOG)
         jobid, _ = rig.manager.submit(spec(), 16, [], UID)
         seen = 0
-        for _ in range(400):
+        if passes == 0:
+            rig.manager._schedule()  # submit, alloc and cancel in one commit
+        for _ in range(400 if passes else 0):
             await rig.passes(1)
             if rig.manager.entries[jobid].job.allocated:
                 if seen == passes:

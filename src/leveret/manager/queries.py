@@ -51,6 +51,11 @@ def username(uid: int, cache: dict[int, str] = {}) -> str:  # noqa: B006 - a pro
     return cache[uid]
 
 
+def _timestamp(body: bytes) -> float:
+    """Of an RFC 18 line that we wrote: the timestamp is its first key."""
+    return float(body[13 : body.index(b",")])
+
+
 class Queries:
     def __init__(self, manager: Manager) -> None:
         self.manager = manager
@@ -252,15 +257,12 @@ class Queries:
                 over = jobid not in self.manager.entries
                 parts: list[bytes] = []
                 size = 0
-                for path in tokens:
-                    prefix = b'{"path":' + _encode(labels[path]) + b',"id":"'
-                    async for token, body in self._lines(jobid, path, tokens[path]):
-                        tokens[path] = token
-                        parts.append(prefix + token.encode() + b'","event":' + body + b"}\n")
-                        size += len(body)
-                        if size >= PIECE_BYTES:
-                            yield b"".join(parts)
-                            parts, size = [], 0
+                async for item in self._news(jobid, tokens, labels):
+                    parts.append(item)
+                    size += len(item)
+                    if size >= PIECE_BYTES:
+                        yield b"".join(parts)
+                        parts, size = [], 0
                 if parts:
                     yield b"".join(parts)
                 if over or not follow or job is None:
@@ -282,6 +284,35 @@ class Queries:
             yield _encode({"end": True, "job": self._record(jobid)}) + b"\n"
         finally:
             self.manager.feed.unwatch(jobid, news)
+
+    async def _news(self, jobid: int, tokens: dict[str, str], labels: dict[str, str]) -> AsyncIterator[bytes]:
+        """What the paths have after their tokens, merged by time: what a task has printed comes before its `finish`.
+
+        Output and input may be long and are passed through; the other eventlogs are short and wait to be merged in.
+        """
+        early: list[tuple[float, bytes]] = []
+        long = [path for path in tokens if path in (OUTPUT, INPUT)]
+        for path in tokens:
+            if path not in long:
+                prefix = b'{"path":' + _encode(labels[path]) + b',"id":"'
+                async for token, body in self._lines(jobid, path, tokens[path]):
+                    tokens[path] = token
+                    early.append((_timestamp(body), prefix + token.encode() + b'","event":' + body + b"}\n"))
+        if len(tokens) - len(long) > 1:
+            early.sort(key=lambda pair: pair[0])
+        at = 0
+        for path in long:
+            prefix = b'{"path":' + _encode(labels[path]) + b',"id":"'
+            async for token, body in self._lines(jobid, path, tokens[path]):
+                if at < len(early):
+                    now = _timestamp(body)
+                    while at < len(early) and early[at][0] < now:
+                        yield early[at][1]
+                        at += 1
+                tokens[path] = token
+                yield prefix + token.encode() + b'","event":' + body + b"}\n"
+        for _, item in early[at:]:
+            yield item
 
     def _status(self, jobid: int) -> bytes:
         entry = self.manager.entries.get(jobid)
