@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -38,6 +38,8 @@ class JobManager(Section):
 
 class Exec(Section):
     kill_timeout: str = "5s"  #: between SIGTERM (or SIGALRM) and SIGKILL
+    engine: Literal["local", "simulated"] = "local"  #: simulated: jobs only take time (exec/simulated.py)
+    simulated_cores: int = 64  #: per node of the simulated engine
     output_limit: int | None = None  #: bytes kept per job and stream; absent = all of it
 
 

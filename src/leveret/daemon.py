@@ -35,6 +35,7 @@ from leveret.api import app
 from leveret.api.identity import PeerProtocol
 from leveret.errors import LeveretError
 from leveret.exec.local import LocalEngine
+from leveret.exec.simulated import SimulatedEngine
 from leveret.manager.manager import Manager
 from leveret.manager.queries import Queries
 from leveret.store.sqlite import Store
@@ -156,9 +157,10 @@ class Daemon:
         self.ending = asyncio.Event()
         self.stopped = asyncio.Event()
         self.store: Store
-        self.engine: LocalEngine
+        self.engine: LocalEngine | SimulatedEngine
         self.manager: Manager
         self.server: Server
+        self.nofile: int | None = None  #: the soft limit of open files before we raised ours
         self._shutting = False
 
     async def start(self) -> None:
@@ -172,7 +174,10 @@ class Daemon:
             epoch_ms, generator = int(self.started * 1000), secrets.randbelow(16)
             self.store.set_meta_now("epoch_ms", str(epoch_ms))
             self.store.set_meta_now("generator", str(generator))
-        self.engine = LocalEngine(self.state_dir / "nodes", self.size)
+        if self.settings.exec.engine == "simulated":
+            self.engine = SimulatedEngine(self.size, self.settings.exec.simulated_cores)
+        else:
+            self.engine = LocalEngine(self.state_dir / "nodes", self.size, nofile=self.nofile)
         # beside the socket, which is on a tmpfs where there is one: making and removing a directory per job
         # on the state's file system would slow its commits down
         tmp_dir = Path(self.socket_path).with_suffix(".jobs")
@@ -329,6 +334,7 @@ class Daemon:
 
 async def run(args: argparse.Namespace, lock_fd: int, settings: config.Config, ready: Callable[[str], None]) -> None:
     daemon = Daemon(Path(args.statedir), lock_fd, args.socket, args.size, settings)
+    daemon.nofile = args.nofile
     try:
         await daemon.start()
     except LeveretError as error:
@@ -384,7 +390,7 @@ def main(argv: list[str] | None = None) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    os.environ["LEVERET_NOFILE"] = str(soft)
+    args.nofile = soft
     sys.setswitchinterval(0.0005)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(args, held, settings, ready))

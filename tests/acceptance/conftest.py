@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import Commands, Instance, Ledger, clean_environ, end_processes, processes_of, until
+from harness import Instance, Ledger
 
 
 @pytest.fixture
@@ -67,28 +67,3 @@ def four(shared4: Instance) -> Iterator[Instance]:
     """Four nodes, one instance for a whole file."""
     yield shared4
     shared4.idle()
-
-
-class Own(Commands):
-    """A user's own default instance: HOME and XDG directories in the test's, no LEVERET_URI."""
-
-    def __init__(self, base: Path) -> None:
-        self.base = base
-        home, runtime = base / "home", base / "run"
-        home.mkdir()
-        runtime.mkdir(mode=0o700)
-        self.env = clean_environ(HOME=str(home), XDG_RUNTIME_DIR=str(runtime), XDG_CONFIG_HOME=str(home / "config"))
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[Own]:
-    """The default instance of a user with an empty home."""
-    base = tmp_path / "own"
-    base.mkdir()
-    own = Own(base)
-    yield own
-    own.leveret("shutdown", "--quiet", "--timeout=3s")
-    try:
-        until(lambda: not processes_of(str(base)), f"the end of {processes_of(str(base))}", 5)
-    finally:
-        end_processes(str(base))

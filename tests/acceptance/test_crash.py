@@ -17,9 +17,24 @@ import pytest
 from harness import LEVERET, NORMAL, WATCHDOG_S, Instance, Ledger, clean_environ, execute, in_order, lines_between, until
 
 SEED = int(os.environ.get("LEVERET_TEST_SEED", "20240611"))
-LINES = 40
-#: prints numbered lines and says in a file of its own that it ran, and how often
-TALKER = 'echo "$FLUX_JOB_ID $$" >> {ran}; i=1; while [ $i -le {lines} ]; do echo line $i; i=$((i+1)); sleep 0.1; done'
+#: says in a file that it ran, and prints numbered lines until a gate opens
+TALKER = (
+    'echo "$FLUX_JOB_ID $$" >> {ran}; i=0; while ! [ -e {gate} ]; do i=$((i+1)); echo line $i; sleep 0.2; done; '
+    "echo last $i"
+)
+
+
+def assert_whole(text: str) -> None:
+    """What a TALKER printed, every line once and in order."""
+    *lines, end = text.splitlines(keepends=True)
+    assert (("".join(lines)), end) == (lines_between(1, len(lines)), f"last {len(lines)}\n")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def test_twenty_talking_jobs_do_not_notice_killed_daemons(launch: Callable[..., Instance], tmp_path: Path) -> None:
@@ -27,8 +42,8 @@ def test_twenty_talking_jobs_do_not_notice_killed_daemons(launch: Callable[..., 
     rng = random.Random(SEED)
     probe = len(os.sched_getaffinity(0))
     instance = launch(size=-(-20 // probe))
-    ran = tmp_path / "ran"
-    script = TALKER.format(ran=ran, lines=LINES)
+    ran, gate = tmp_path / "ran", tmp_path / "gate"
+    script = TALKER.format(ran=ran, gate=gate)
     ids = instance.leveret("submit", "--cc=0-19", "sh", "-c", script, check=0).out.split()
     for jobid in ids:
         instance.wait_event(jobid, "start")
@@ -47,23 +62,27 @@ def test_twenty_talking_jobs_do_not_notice_killed_daemons(launch: Callable[..., 
             time.sleep(rng.random() / 2)
             instance.restart()
             # the next command finds a daemon and the jobs that it never started
-            assert instance.leveret("jobs", "--ids", check=0).out.split() != []
+            assert len(instance.leveret("jobs", "--ids", "-f", "running", check=0).out.split()) == 20
+        gate.touch()
         for reader in readers:
             reader.join()
     finally:
+        gate.touch()
         for process in attached.values():
             process.kill()
-    wanted = lines_between(1, LINES)
     for jobid in ids:
         record = instance.wait(jobid)
         assert (record["result"], record["exit_code"]) == ("COMPLETED", 0)
         assert instance.names(jobid) == NORMAL
-        assert instance.attach(jobid) == (0, wanted, ""), jobid
+        again = instance.attach(jobid)
+        assert (again.code, again.err) == (0, "")
+        assert_whole(again.out)
+        assert again.out.encode() == outputs.get(jobid, again.out.encode())  # what was attached all along saw the same
         exec_names = [event["name"] for event in instance.eventlog(jobid, "exec")]
         assert exec_names == (
             "init starting shell.init shell.start shell.task-exit shell-exit complete done".split()
         )
-    assert {jobid: text.decode() for jobid, text in outputs.items()} == dict.fromkeys(attached, wanted)
+    assert set(outputs) == set(attached)
     # each ran once, ever, and in the process that the log names
     rows = [row.split() for row in ran.read_text().splitlines()]
     assert sorted(job for job, _ in rows) == sorted(ids)
@@ -217,7 +236,7 @@ def test_a_lost_helper_fails_the_job_and_never_starts_it_again(launch: Callable[
     record = instance.wait(jobid)
     assert record["result"] == "FAILED"
     assert record["cause"]["type"] == "exec" and "helper lost" in record["cause"]["note"]
-    assert not Path(f"/proc/{task_pid}").exists()  # ended by its mark before `finish` was posted
+    assert not alive(task_pid)  # ended by its mark before `finish` was posted
     assert ledger.phases(jobid).count("task") == 1
     assert ledger.phases(jobid).count("epilog") == 1
     assert instance.run("echo", "again").out == "again\n"
@@ -248,20 +267,27 @@ def test_start_restarts_a_daemon_that_was_killed(tmp_path: Path) -> None:
     assert before["uri"] == after["uri"] == said["uri"]
     assert not Path(before["state_dir"]).exists()  # temporary, and gone with the command
     for pid in (after["pid"], after["helpers"][0]["pid"]):
-        assert not Path(f"/proc/{pid}").exists()
+        assert not alive(pid)
 
 
 @pytest.mark.parametrize("signal_name", ["TERM", "INT"])
 def test_an_orderly_end_of_the_daemon_leaves_tasks_alone_too(instance: Instance, signal_name: str) -> None:
-    jobid = instance.submit("sh", "-c", TALKER.format(ran="/dev/null", lines=15))
+    gate = instance.base / "gate"
+    jobid = instance.submit("sh", "-c", TALKER.format(ran="/dev/null", gate=gate))
     attached = instance.popen("job", "attach", jobid)
     try:
-        instance.wait_event(jobid, "data", "output")
-        assert instance.daemon is not None
+        assert attached.stdout is not None and instance.daemon is not None
+        first = attached.stdout.readline()
         instance.daemon.send_signal({"TERM": 15, "INT": 2}[signal_name])
         assert instance.daemon.wait(WATCHDOG_S) == 0
         instance.restart()
-        out, err = attached.communicate(timeout=WATCHDOG_S)
+        assert instance.wait_state(jobid, "RUN")
+        gate.touch()
+        out = attached.stdout.read()  # not communicate(), which would pass over what is in the buffer
+        assert attached.wait(WATCHDOG_S) == 0
     finally:
+        gate.touch()
         attached.kill()
-    assert (attached.returncode, out.decode(), err) == (0, lines_between(1, 15), b"")
+        _, err = attached.communicate()
+    assert err == b""
+    assert_whole((first + out).decode())

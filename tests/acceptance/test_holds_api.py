@@ -268,7 +268,7 @@ def test_a_plugin_that_raises_stops_no_other(instance: Instance, tmp_path: Path)
     assert instance.wait(jobid)["result"] == "COMPLETED"
     assert instance.attach(jobid).out == "hi\n"
     log = (instance.state_dir / "daemon.log").read_text()
-    for text in ("broken new", "broken cleanup", "division by zero", "not an answer"):
+    for text in ("broken new", "broken cleanup", "division by zero", "which is not an Answer"):
         assert text in log
     assert '"plugin": "broken"' in log
     instance.crash()

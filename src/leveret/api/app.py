@@ -287,9 +287,8 @@ class Api:
         body = await self.body(request, wire.HoldOpen)
         context: dict[str, Any] = {}
         if body.kind == "part":
-            for key in ("owner", "blocks", "uses"):
-                if (value := getattr(body, key)) is not None:
-                    context[key] = value
+            # all of it is in the log: who reads the log needs no defaults of ours
+            context |= {"owner": body.owner or "user", "blocks": body.blocks or [], "uses": body.uses or "none"}
         if body.note:
             context["note"] = body.note
         self.manager.open_hold(self.jobid(request), body.kind, body.name, context)

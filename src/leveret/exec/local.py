@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import socket
 import struct
 import subprocess
@@ -125,13 +126,14 @@ class Node:
 
 
 class LocalEngine:
-    def __init__(self, base: Path, size: int, hosts: list[str] | None = None) -> None:
+    def __init__(self, base: Path, size: int, hosts: list[str] | None = None, nofile: int | None = None) -> None:
         cores = sorted(os.sched_getaffinity(0))
         # cores are numbered from 0 as the node's own; a smaller affinity mask means fewer of them
         ids = list(range(len(cores)))
         host = socket.gethostname()
         names = hosts or ([host] if size == 1 else [f"node{rank}" for rank in range(size)])
         self.nodes = {rank: Node(rank, names[rank], ids, base / f"node{rank}") for rank in range(size)}
+        self._nofile = nofile  #: the soft limit of open files that helpers get, where ours was raised
         self._listener: Listener | None = None
         self._ending = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -259,9 +261,20 @@ class LocalEngine:
         finally:
             os.close(fd)
 
+    @contextlib.contextmanager
+    def _given_limits(self) -> Iterator[None]:
+        """A process that is started here gets the limit of open files that was given to us."""
+        ours = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if self._nofile is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self._nofile, ours[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, ours)
+
     def _spawn(self, node: Node) -> subprocess.Popen[bytes]:
         node.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(node.directory / "helper.log", "ab") as log:
+        with open(node.directory / "helper.log", "ab") as log, self._given_limits():
             return subprocess.Popen(
                 [
                     sys.executable, "-m", "leveret.exec.helper",

@@ -59,6 +59,7 @@ class Entry:
         "stopping",
         "task_exit",
         "timed_out",
+        "unwanted",
     )
 
     def __init__(self, job: Job, digest: Digest) -> None:
@@ -73,6 +74,7 @@ class Entry:
         self.progress: dict[str, dict[str, Any]] = {}  #: hold key → last progress; never stored
         self.lines: dict[str, int] = {}  #: guest path → number of its next line
         self.stopping: set[str] = set()  #: hold keys that have been asked to stop
+        self.unwanted: set[str] = set()  #: units of plugins' work that were stopped before they began
         self.task_exit = False  #: shell.task-exit was logged (the first task only)
         self.timed_out = False
         self.stdin_bytes = 0  #: bytes taken from clients

@@ -101,6 +101,7 @@ class Manager:
         self.entries: dict[int, Entry] = {}  #: active jobs
         self.pool = Pool(PoolNode(rank, host, cores) for rank, host, cores in engine.hosts())
         self.queue = Fifo(self.pool)
+        self.turn: Turn | None = None  #: the one under way
         self.feed = Feed()
         self.works = Works(self)
         self.perform = Perform(self)
@@ -231,6 +232,7 @@ class Manager:
         spec = prepared.spec if copy is None else prepared.copy(copy)
         now = self.clock.time()
         jobid = jobids.next_fluid(self._last_id, max(0, int(now * 1000) - self._epoch_ms), self._generator)
+        self._last_id = jobid  # also of a refused submission: an id is never given to another job
         entry = Entry(Job(jobid), prepared.digest)
         entry.env_hash = prepared.env_hash
         self._fresh[jobid] = spec
@@ -248,13 +250,13 @@ class Manager:
                     turn.answer(entry, plugin, answer)
                 if prepared.digest.dependencies:
                     self._dependencies(turn, entry)
+                turn._drain()
                 turn.post(entry, "validate")
                 turn.after.append(lambda: self._submitted(jobid, done))
         except BaseException:
             self.entries.pop(jobid, None)
             self._fresh.pop(jobid, None)
             raise
-        self._last_id = jobid
         return jobid, done
 
     def _submitted(self, jobid: int, done: asyncio.Future[None]) -> None:
@@ -322,7 +324,6 @@ class Manager:
                 self.log.exception("alloc failed", job=jobid)
                 self.pool.release(rset)
                 entry.rset = None
-                raise
 
     # ---- what users ask for ------------------------------------------------------------------------
 
@@ -503,8 +504,6 @@ class Manager:
     # ---- plugins -----------------------------------------------------------------------------------
 
     def _plugin_error(self, plugin: str, job: str, error: BaseException) -> None:
-        if isinstance(error, InvalidError):
-            raise error
         trace = "".join(traceback.format_exception(error))
         self.log.error("plugin failed", plugin=plugin, job=job, trace=trace)
 

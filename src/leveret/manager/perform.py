@@ -58,6 +58,7 @@ class Perform:
         spec = manager.jobspec(job.id)
         system = spec["attributes"]["system"]
         options = (system.get("shell") or {}).get("options") or {}
+        test = (system.get("exec") or {}).get("test")  # read by the simulated engine
         counts = self.task_counts(entry)
         f58 = jobids.encode(job.id)
         nodes = [node for node, count in zip(rset.ranks, counts, strict=True) if count]
@@ -119,6 +120,8 @@ class Perform:
                 "setpgrp": not options.get("nosetpgrp"),
                 "log": None,
             }
+            if test:
+                specs[node]["test"] = test
             rank += count
         return specs
 
@@ -166,6 +169,8 @@ class Perform:
         if on_progress is not None:
             self._progress[unit] = on_progress
         ask = next((a for a in entry.asks.values() if a.unit == unit), None)
+        if ask is None and unit in entry.unwanted:
+            return WorkResult(signal.SIGTERM, "")
         if ask is None:
             ask = self._begin(entry, unit, argv, cwd, env, timeout_s, kill_timeout_s)
         try:
@@ -226,8 +231,11 @@ class Perform:
         if entry is None:
             return
         unit = f"work/{jobid}/{name}"
-        for ask in entry.asks.values():
-            if ask.unit == unit and ask.status is None:
+        asks = [ask for ask in entry.asks.values() if ask.unit == unit]
+        if not asks:
+            entry.unwanted.add(unit)
+        for ask in asks:
+            if ask.status is None:
                 self.manager.engine.signal(ask.node, unit, signal.SIGTERM, kill_timeout_s)
 
     def ended(self, unit: str, result: WorkResult) -> None:

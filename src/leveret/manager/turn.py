@@ -7,6 +7,7 @@ causes outside (started tasks, answers, watchers) happens in `after`, once it is
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from leveret.core import jobid as jobids
 from leveret.core.actions import Ask, next_actions
 from leveret.core.actions import Post as PostAction
 from leveret.core.event import Event, encode
-from leveret.core.job import CLOSE_EVENT, CLOSERS, OPEN_EVENT, AlreadyOpen, apply_event
+from leveret.core.job import CLOSE_EVENT, CLOSERS, OPEN_EVENT, OPENERS, AlreadyOpen, apply_event
 from leveret.core.transitions import INACTIVE, State
 from leveret.errors import EventError, InvalidError
 from leveret.manager.entry import Entry
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from leveret.manager.manager import Manager
 
 PRIORITY_MAX = 4294967295
-Queued = tuple[Entry, str, "dict[str, Any] | None", bool]
+#: job, event, context, quiet, and what follows when the event was taken
+Queued = tuple[Entry, str, "dict[str, Any] | None", bool, "Callable[[], None] | None"]
 
 
 class Turn:
@@ -40,14 +42,23 @@ class Turn:
         self.after: list[Callable[[], None]] = self.batch.on_commit
         self.touched: dict[int, Entry] = {}
         self.label = label
-        self._undo: dict[int, tuple[Any, set[str]]] = {}
+        self._undo: dict[int, tuple[Any, set[str], dict[str, str]]] = {}
+        self._freed: list[Any] = []  #: resources that went back to the pool in this turn
         self._queue: deque[Queued] = deque()
-        self._works: list[hooks.Work] = []
+        self._works: dict[hooks.Work, bool] = {}  #: work behind holds → whether the hold was opened
 
     def __enter__(self) -> Turn:
+        assert self.manager.turn is None, "a turn within a turn"
+        self.manager.turn = self
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self._leave(error)
+        finally:
+            self.manager.turn = None
+
+    def _leave(self, error: BaseException | None) -> None:
         if error is not None:
             self._roll_back()
             return
@@ -56,14 +67,21 @@ class Turn:
         except BaseException:
             self._roll_back()
             raise
+        for work, opened in self._works.items():
+            if not opened:
+                work.close()
         if self.batch:
             self.manager.store.commit(self.batch)
 
     def _roll_back(self) -> None:
-        for jobid, (job, in_flight) in self._undo.items():
+        for rset in self._freed:
+            self.manager.pool.take(rset)
+        for jobid, (job, in_flight, owners) in self._undo.items():
             entry = self.touched[jobid]
-            entry.job, entry.in_flight = job, in_flight
-            if "alloc" not in in_flight:
+            entry.job, entry.in_flight, entry.owners = job, in_flight, owners
+            if "alloc" in in_flight:
+                self.manager.request(entry)
+            else:
                 self.manager.queue.withdraw(jobid)
         for work in self._works:
             work.close()
@@ -75,14 +93,20 @@ class Turn:
         self._apply(entry, name, context)
         self._drain()
 
+    def later(self, entry: Entry, name: str, context: dict[str, Any] | None = None) -> None:
+        """Post after the hooks that are being called: what they ask for must not overtake those of other plugins."""
+        self._queue.append((entry, name, context, False, None))
+
     def op(self, sql: str, *args: Any) -> None:
         self.batch.ops.append((sql, args))
 
     def _drain(self) -> None:
         while self._queue:
-            entry, name, context, quiet = self._queue.popleft()
+            entry, name, context, quiet, then = self._queue.popleft()
             try:
                 self._apply(entry, name, context)
+                if then is not None:
+                    then()
             except AlreadyOpen:
                 pass
             except EventError as error:
@@ -95,9 +119,13 @@ class Turn:
         old = entry.job
         event = Event(max(self.now, old.t_last), name, context)
         new = apply_event(old, event)
+        if name in OPENERS and "start" in entry.in_flight and not old.started and len(new.blocked("start")) > len(
+            old.blocked("start")
+        ):
+            raise EventError(f"{name}: the start of the job was requested already")
         jobid = new.id
         if jobid not in self._undo:
-            self._undo[jobid] = (old, set(entry.in_flight))
+            self._undo[jobid] = (old, set(entry.in_flight), dict(entry.owners))
             self.touched[jobid] = entry
         entry.job = new
         self.batch.event(jobid, new.n, encode(event))
@@ -134,6 +162,7 @@ class Turn:
             rset = entry.rset
             if rset is not None:
                 self.manager.pool.release(rset)
+                self._freed.append(rset)
                 self.manager.want_schedule()
         elif name in CLOSERS:
             key = f"{CLOSERS[name]}/{event.get('description')}"
@@ -156,15 +185,14 @@ class Turn:
                 context: dict[str, Any] = {"description": answer.name}
                 if answer.kind != "dependency":
                     context["status"] = answer.status
-                self._queue.append((target, CLOSE_EVENT[answer.kind], context, answer.quiet))
+                self._queue.append((target, CLOSE_EVENT[answer.kind], context, answer.quiet, None))
         elif isinstance(answer, hooks.Raise):
             target = self._target(entry, answer.job)
             if target is not None:
-                self._queue.append(
-                    (target, "exception", self.manager.exception(answer.type, answer.severity, answer.note), False)
-                )
+                cause = self.manager.exception(answer.type, answer.severity, answer.note)
+                self._queue.append((target, "exception", cause, False, None))
         elif isinstance(answer, hooks.Post):
-            self._queue.append((entry, answer.name, answer.context, False))
+            self._queue.append((entry, answer.name, answer.context, False, None))
         elif isinstance(answer, hooks.Reject):
             raise InvalidError(answer.reason, answer.hint)
 
@@ -176,18 +204,23 @@ class Turn:
     def _open(self, entry: Entry, plugin: Plugin, answer: hooks._HoldAnswer) -> None:
         key = f"{answer.kind}/{answer.name}"
         if answer.work is not None:
-            self._works.append(answer.work)
+            self._works[answer.work] = False
         if key in entry.job.holds:
             if answer.work is not None:
                 answer.work.close()
             return
         context = answer.context()
-        if answer.deadline_s is not None:
+        if answer.deadline_s is not None and math.isfinite(answer.deadline_s):
             context["deadline"] = round(self.now + answer.deadline_s, 3)
-        self._queue.append((entry, OPEN_EVENT[answer.kind], context, False))
-        self.own(entry, key, plugin.name)
         work = answer.work
-        self.after.append(lambda: self.manager.works.begin(entry, key, plugin, work))
+
+        def opened() -> None:
+            if work is not None:
+                self._works[work] = True
+            self.own(entry, key, plugin.name)
+            self.after.append(lambda: self.manager.works.begin(entry, key, plugin, work))
+
+        self._queue.append((entry, OPEN_EVENT[answer.kind], context, False, opened))
 
     def own(self, entry: Entry, key: str, plugin: str) -> None:
         """Record who closes a hold."""
@@ -231,8 +264,12 @@ class Turn:
         manager, job = self.manager, entry.job
         what = ask.what
         if what == "priority":
-            found = manager.registry.first("priority", str(job.id), job)
-            priority = int(found) if found is not None else {0: 0, 31: PRIORITY_MAX}.get(job.urgency, job.urgency)
+            priority = manager.registry.first("priority", str(job.id), job)
+            if priority is not None and (type(priority) is not int or not 0 <= priority <= PRIORITY_MAX):
+                manager.log.error("plugin failed", job=str(job.id), trace=f"{priority!r} is not a priority")
+                priority = None
+            if priority is None:
+                priority = {0: 0, 31: PRIORITY_MAX}.get(job.urgency, job.urgency)
             self.post(entry, "priority", {"priority": priority})
         elif what == "alloc":
             if shortage := manager.pool.shortage(entry.digest):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from leveret.core.job import CLOSE_EVENT, Hold
@@ -101,24 +102,30 @@ class Works:
         entry = self.manager.entry(jobid)
         kind, _, name = key.partition("/")
         hold = entry.job.holds.get(key)
+        context: dict[str, Any] = {"description": name}
+        if kind != "dependency":
+            context["status"] = status
+        if kind == "part" and note:
+            context["note"] = note[:500]
+        failed = hold is not None and status and not (key in entry.stopping and entry.job.fatal is not None)
+        if self.manager.turn is not None:  # called from a hook: it joins the turn
+            if hold is not None and failed:
+                self._exception(self.manager.turn.later, entry, hold, note or f"{name} failed", type_)
+            self.manager.turn.later(entry, CLOSE_EVENT[kind], context)
+            return
         with Turn(self.manager) as turn:
-            context: dict[str, Any] = {"description": name}
-            if kind != "dependency":
-                context["status"] = status
-            if kind == "part" and note:
-                context["note"] = note[:500]
-            if hold is not None and status and not (key in entry.stopping and entry.job.fatal is not None):
-                self._exception(turn, entry, hold, note or f"{name} failed", type_)
+            if hold is not None and failed:
+                self._exception(turn.post, entry, hold, note or f"{name} failed", type_)
             turn.post(entry, CLOSE_EVENT[kind], context)
 
-    def _exception(self, turn: Turn, entry: Entry, hold: Hold, note: str, type_: str) -> None:
+    def _exception(self, post: Callable[..., None], entry: Entry, hold: Hold, note: str, type_: str) -> None:
         """A prolog's failure is fatal, and so is that of anything the user owns; the site's are warnings."""
         job = entry.job
         fatal = hold.kind == "prolog" or hold.owner == "user"
         if hold.kind == "part" and hold.owner == "user" and job.started and job.status is None and job.fatal is None:
             return  # it takes effect at `finish` (DESIGN section 3)
         severity = 0 if fatal else 2
-        turn.post(entry, "exception", self.manager.exception(type_ or hold.kind, severity, note[:500]))
+        post(entry, "exception", self.manager.exception(type_ or hold.kind, severity, note[:500]))
 
     def _overrun(self, jobid: int, hold: Hold) -> None:
         entry = self.manager.entries.get(jobid)

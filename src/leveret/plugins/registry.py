@@ -19,6 +19,8 @@ from leveret.plugins.staging import Staging
 
 #: always loaded, in this order
 BUILTIN: dict[str, type[Plugin]] = {"dependencies": Dependencies, "perilog": PerilogPlugin, "staging": Staging}
+#: methods that may refuse a submission, by Reject or by raising InvalidError
+REFUSING = frozenset({"validate", "dependency"})
 ENTRY_POINTS = "leveret.plugins"
 _BASE = {name for name in vars(Plugin) if not name.startswith("_")}
 
@@ -101,6 +103,8 @@ class Registry:
                     raise TypeError(f"{method.__name__} answered {one!r}, which is not an Answer")
             return answers
         except Exception as error:
+            if isinstance(error, InvalidError) and method.__name__ in REFUSING:
+                raise
             self._on_error(plugin.name, label, error)
             return []
 
