@@ -80,7 +80,7 @@ class Turn:
             entry = self.touched[jobid]
             entry.job, entry.in_flight, entry.owners = job, in_flight, owners
             if "alloc" in in_flight:
-                self.manager.request(entry)
+                self.manager.queue.add(jobid, job.priority or 0, entry.digest)
             else:
                 self.manager.queue.withdraw(jobid)
         for work in self._works:
