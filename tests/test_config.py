@@ -26,6 +26,8 @@ kill-timeout = "20s"
 
 [exec]
 kill-timeout = "7s"
+engine = "simulated"
+simulated-cores = 8
 output-limit = 1000
 
 [staging]
@@ -58,7 +60,7 @@ def test_every_key(tmp_path: Path) -> None:
             epilog=config.Perilog(["/bin/epilog"], "1h", "20s", True),
             plugins=["one", "/two.py"],
         ),
-        exec=config.Exec("7s", 1000),
+        exec=config.Exec("7s", "simulated", 8, 1000),
         staging=config.Staging(["cp", "{src}", "{dst}"], "2d"),
         source=str(path),
     )

@@ -449,6 +449,8 @@ class EventStream:
         self.on_lost = on_lost
         self.ended = False
         self._stream: LineStream | None = None
+        #: patience with a stream that breaks off again and again; renewed by every event
+        self._backoff = Backoff(client.patience_s)
         self._open()
 
     def __enter__(self) -> EventStream:
@@ -480,30 +482,33 @@ class EventStream:
             self._resume(str(lost))
             return []
         fresh = []
+        renewed = False
         for line in lines:
             if line.get("restart"):
                 self._resume("the daemon restarts")
                 break
             if "path" in line:
                 self.tokens[line["path"]] = str(line["id"])
+                renewed = True
             fresh.append(line)
             if line.get("end"):
                 self.ended = True
                 self.close()
                 break
+        if renewed:
+            self._backoff = Backoff(self.client.patience_s)
         return fresh
 
     def _open(self) -> None:
         target = Client.events_target(self.jobid, self.tokens, self.follow, self.status)
         request = make_request("GET", target)
-        backoff = Backoff(self.client.patience_s)
         while True:
             stream = LineStream(self.client.take_connection())
             try:
                 stream.start(request)
             except (LostError, BusyError) as lost:
                 stream.close()
-                if not backoff.wait():
+                if not self._backoff.wait():
                     raise UnreachableError(f"the daemon does not answer: {lost}")
             except BaseException:
                 stream.close()
@@ -516,4 +521,6 @@ class EventStream:
         self.close()
         if self.on_lost is not None:
             self.on_lost(reason)
+        if not self._backoff.wait():
+            raise UnreachableError(f"the daemon does not answer: {reason}")
         self._open()

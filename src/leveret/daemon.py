@@ -216,6 +216,7 @@ class Daemon:
             )
         )
         self.sock = bind(self.socket_path)
+        self._inode = os.stat(self.socket_path).st_ino
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -289,7 +290,6 @@ class Daemon:
 
     async def watch(self) -> None:
         """Make the socket again when it vanishes, end when the state directory does."""
-        inode = os.stat(self.socket_path).st_ino
         while not self.ending.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ending.wait(), WATCH_S)
@@ -300,7 +300,7 @@ class Daemon:
                 self.end(helpers=True)
                 return
             try:
-                same = os.stat(self.socket_path).st_ino == inode
+                same = os.stat(self.socket_path).st_ino == self._inode
             except OSError:
                 same = False
             if not same:
@@ -309,7 +309,7 @@ class Daemon:
                 except OSError as error:
                     self.log.error("the socket cannot be made again", why=str(error))
                     continue
-                inode = os.stat(self.socket_path).st_ino
+                self._inode = os.stat(self.socket_path).st_ino
                 loop = asyncio.get_running_loop()
                 self.server.servers.append(
                     await loop.create_server(

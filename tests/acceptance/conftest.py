@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from harness import Instance, Ledger
 
 
@@ -40,7 +39,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def _shared(factory: pytest.TempPathFactory, size: int) -> Iterator[Instance]:
-    instance = Instance(factory.mktemp(f"shared{size}"), size).start()
+    instance = Instance(factory.mktemp(f"shared{size}"), size, '[exec]\nkill-timeout = "2s"\n').start()
     yield instance
     instance.stop()
 

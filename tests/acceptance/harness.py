@@ -21,11 +21,17 @@ from typing import Any, NamedTuple
 from leveret.client import Client
 from leveret.core import jobid as jobids
 
+
+def words(text: str) -> list[str]:
+    """Names of events, as they are easiest to read."""
+    return text.split()
+
+
 WATCHDOG_S = 60.0
 POLL_S = 0.02
 LEVERET = str(Path(sys.executable).with_name("leveret"))
 #: what an ordinary job logs
-NORMAL = "submit validate depend priority alloc start finish release free clean".split()
+NORMAL = words("submit validate depend priority alloc start finish release free clean")
 #: variables that would let a test reach somebody else's instance or configuration
 FOREIGN = ("LEVERET_", "FLUX_", "XDG_")
 
@@ -258,7 +264,7 @@ class Instance(Commands):
             answer = connection.getresponse()
             text = answer.read()
             kind = answer.getheader("content-type", "")
-            return answer.status, (json.loads(text) if kind.startswith("application/json") else text.decode())
+            return answer.status, (json.loads(text) if kind.partition(";")[0] == "application/json" else text.decode())
         finally:
             connection.close()
 
@@ -296,9 +302,7 @@ class Instance(Commands):
                     return dict(line["event"])
         raise AssertionError(f"{jobid} has no `{name}` in {path}: {self.eventlog(jobid, path)}")
 
-    def guarded_events(
-        self, jobid: str | int, deadline: float, path: str = "eventlog"
-    ) -> Iterator[dict[str, Any]]:
+    def guarded_events(self, jobid: str | int, deadline: float, path: str = "eventlog") -> Iterator[dict[str, Any]]:
         from select import select
 
         from leveret.client import EventStream

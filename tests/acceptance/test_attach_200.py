@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-
 from harness import Instance, Result
 
 SEED = int(os.environ.get("LEVERET_TEST_SEED", "20240611"))
@@ -18,15 +17,15 @@ ATTACHES = 200
 CASES: list[tuple[list[str], list[str], bytes, bytes, int]] = [
     (
         [],
-        ["sh", "-c", 'i=1; while [ $i -le 60 ]; do echo line $i; echo err $i >&2; sleep 0.03; i=$((i+1)); done'],
+        ["sh", "-c", "i=1; while [ $i -le 60 ]; do echo line $i; echo err $i >&2; sleep 0.03; i=$((i+1)); done"],
         b"".join(b"line %d\n" % i for i in range(1, 61)),
         b"".join(b"err %d\n" % i for i in range(1, 61)),
         0,
     ),
     (
         [],
-        ["sh", "-c", "seq 1 30000; sleep 1; seq 1 30000; exit 7"],  # more than is kept in the database
-        2 * b"".join(b"%d\n" % i for i in range(1, 30001)),
+        ["sh", "-c", "seq 1 8000; sleep 1; seq 1 8000; exit 7"],  # more than is kept in the database
+        2 * b"".join(b"%d\n" % i for i in range(1, 8001)),
         b"leveret-job: task(s) exited with exit code 7\n",
         7,
     ),

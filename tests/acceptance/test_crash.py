@@ -13,8 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from harness import LEVERET, NORMAL, WATCHDOG_S, Instance, Ledger, clean_environ, execute, in_order, lines_between, until
+from harness import (
+    LEVERET,
+    NORMAL,
+    WATCHDOG_S,
+    Instance,
+    Ledger,
+    clean_environ,
+    execute,
+    in_order,
+    lines_between,
+    until,
+    words,
+)
 
 SEED = int(os.environ.get("LEVERET_TEST_SEED", "20240611"))
 #: says in a file that it ran, and prints numbered lines until a gate opens
@@ -79,9 +90,7 @@ def test_twenty_talking_jobs_do_not_notice_killed_daemons(launch: Callable[..., 
         assert_whole(again.out)
         assert again.out.encode() == outputs.get(jobid, again.out.encode())  # what was attached all along saw the same
         exec_names = [event["name"] for event in instance.eventlog(jobid, "exec")]
-        assert exec_names == (
-            "init starting shell.init shell.start shell.task-exit shell-exit complete done".split()
-        )
+        assert exec_names == words("init starting shell.init shell.start shell.task-exit shell-exit complete done")
     assert set(outputs) == set(attached)
     # each ran once, ever, and in the process that the log names
     rows = [row.split() for row in ran.read_text().splitlines()]
@@ -218,7 +227,7 @@ def test_jobs_in_sched_get_a_flux_restart_and_others_do_not(instance: Instance) 
     dependent = instance.submit(f"--dependency=afterany:{pending}", "true")
     instance.wait_state(pending, "SCHED")
     instance.crash()
-    assert instance.names(pending) == "submit validate depend priority flux-restart priority".split()
+    assert instance.names(pending) == words("submit validate depend priority flux-restart priority")
     assert "flux-restart" not in instance.names(running) + instance.names(dependent)
     assert instance.names(dependent) == ["submit", "dependency-add", "validate"]
     instance.client.cancel(running)

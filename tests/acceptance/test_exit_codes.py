@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-from harness import Instance, f58
+from harness import Instance, f58, words
 
 HOST = os.uname().nodename
 
@@ -79,11 +78,11 @@ def test_a_command_that_cannot_be_started(
         f"leveret-job: task(s) exited with exit code {code}",
     ]
     assert (done.code, done.out) == (code, "")
-    assert names == "submit validate depend priority alloc start exception finish release free clean".split()
+    assert names == words("submit validate depend priority alloc start exception finish release free clean")
     (context,) = shared.contexts(jobid, "exception")
     assert (context["type"], context["severity"], context["note"]) == ("exec", 0, note)
-    assert [event["name"] for event in shared.eventlog(jobid, "exec")] == (
-        "init starting shell.init shell-exit complete done".split()
+    assert [event["name"] for event in shared.eventlog(jobid, "exec")] == words(
+        "init starting shell.init shell-exit complete done"
     )
     assert shared.record(jobid)["result"] == "FAILED"
     assert shared.attach(jobid).err.splitlines()[-1] == told[-1]
@@ -104,8 +103,10 @@ def test_no_command_and_an_unknown_option_are_usage_errors(shared: Instance) -> 
         (["-g1"], "unsatisfiable request: need 1 slot(s) with 1 GPU(s) each, only 0 available (total GPUs: 0)"),
         (
             ["-c1000000"],
-            "unsatisfiable request: need 1 slot(s) of 1000000 core(s), only 0 such slot(s) available "
-            "(total cores: {cores})",
+            (
+                "unsatisfiable request: need 1 slot(s) of 1000000 core(s), only 0 such slot(s) available "
+                "(total cores: {cores})"
+            ),
         ),
     ],
     ids=["nodes", "gpus", "cores"],
@@ -115,10 +116,10 @@ def test_what_can_never_run_is_accepted_and_fails(shared: Instance, options: lis
     jobid, names = end(shared)
     wanted = note.format(cores=shared.cores)
     assert done.code == 1
-    assert re.fullmatch(
-        rf"[\d.]+s: job\.exception {jobid} type=alloc severity=0 {re.escape(wanted)}\n", done.err
-    ), done.err
-    assert names == "submit validate depend priority exception clean".split()
+    assert re.fullmatch(rf"[\d.]+s: job\.exception {jobid} type=alloc severity=0 {re.escape(wanted)}\n", done.err), (
+        done.err
+    )
+    assert names == words("submit validate depend priority exception clean")
 
 
 def test_cancel_of_a_pending_job(shared: Instance) -> None:
@@ -136,7 +137,7 @@ def test_cancel_of_a_pending_job(shared: Instance) -> None:
     form = "{id.dec} {status} {result} {returncode} {success} {exception.type}"
     listed = shared.leveret("jobs", "-ano", form, pending).out
     assert listed.split()[1:] == ["CANCELED", "CANCELED", "-128", "False", "cancel"]
-    assert shared.names(pending) == "submit validate depend priority exception clean".split()
+    assert shared.names(pending) == words("submit validate depend priority exception clean")
     assert shared.record(running)["state"] == "RUN"
 
 
@@ -158,8 +159,8 @@ def test_cancel_of_a_running_job(shared: Instance) -> None:
         rf"[\d.]+s: job\.exception {jobid} type=cancel severity=0 mynote here\nleveret-job: task\(s\) Terminated\n",
         attached.err,
     )
-    assert shared.names(jobid) == (
-        "submit validate depend priority alloc start exception finish release free clean".split()
+    assert shared.names(jobid) == words(
+        "submit validate depend priority alloc start exception finish release free clean"
     )
     assert shared.contexts(jobid, "finish") == [{"status": 36608}]
     form = "{status} {result} {returncode} {waitstatus} {exception.type} {exception.severity}"
@@ -183,9 +184,7 @@ def test_cancel_of_a_running_job(shared: Instance) -> None:
     ],
     ids=["trap-term", "ignore-term"],
 )
-def test_cancel_of_a_job_that_minds_sigterm(
-    shared: Instance, script: str, code: int, message: str, said: str
-) -> None:
+def test_cancel_of_a_job_that_minds_sigterm(shared: Instance, script: str, code: int, message: str, said: str) -> None:
     jobid = shared.submit("sh", "-c", script)
     shared.wait_event(jobid, "data", "output")
     shared.leveret("cancel", jobid, check=0)
@@ -228,7 +227,7 @@ def test_time_limit(shared: Instance, script: str, code: int, message: str, said
         rf"[\d.]+s: job\.exception {jobid} type=timeout severity=0 resource allocation expired", told[0]
     )
     assert told[1:] == [f"leveret-job: {message}"]
-    assert names == "submit validate depend priority alloc start exception finish release free clean".split()
+    assert names == words("submit validate depend priority alloc start exception finish release free clean")
     record = shared.record(jobid)
     assert (record["result"], record["exit_code"]) == ("TIMEOUT", code)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from harness import WATCHDOG_S, Instance, Ledger, Result, in_order, until
 
 
@@ -202,9 +201,7 @@ def agreed(result: str, code: int, returncode: int | None = None) -> dict[str, A
     }
 
 
-def test_r18_late_data_failure_fails_every_door(
-    launch: Callable[..., Instance], ledger: Ledger, work: Path
-) -> None:
+def test_r18_late_data_failure_fails_every_door(launch: Callable[..., Instance], ledger: Ledger, work: Path) -> None:
     instance = launch(config=ledger.mover("fail 0.2 7"))
     done = instance.run("--stage-out", "result:copy", "true", cwd=work)
     jobid = last(instance)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from harness import WATCHDOG_S, Instance
 
 FLOOD_BYTES = 500 << 20

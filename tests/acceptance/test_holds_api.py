@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from harness import Instance, in_order, load_hold, until
 
 
@@ -154,7 +153,7 @@ def test_a_hold_of_the_api_survives_a_killed_daemon(instance: Instance) -> None:
 
 # ---- plugins -----------------------------------------------------------------------------------
 
-TAPE = '''\
+TAPE = """\
 import asyncio
 import os
 
@@ -177,7 +176,7 @@ class Tape(Plugin):
 
     async def resume(self, job, hold):
         await self.copy(job, "resume")
-'''
+"""
 
 
 def test_a_plugins_work_closes_its_hold_and_is_resumed_after_kill_9(instance: Instance, tmp_path: Path) -> None:
@@ -192,7 +191,7 @@ def test_a_plugins_work_closes_its_hold_and_is_resumed_after_kill_9(instance: In
     instance.crash()
     # the load has survived with its configuration, and the open hold came back to it
     until(lambda: ledger.read_text() == f"{number} begin\n{number} resume\n", "the work is resumed")
-    (plugin,) = [p for p in json.loads(instance.leveret("jobtap", "list", "--json").out)["plugins"]]
+    (plugin,) = json.loads(instance.leveret("jobtap", "list", "--json").out)["plugins"]
     assert (plugin["name"], plugin["holds"], plugin["builtin"]) == ("tape", 1, False)
     assert plugin["path"] == str(tmp_path / "tape.py")
     refused = instance.leveret("jobtap", "remove", "tape")
@@ -239,7 +238,7 @@ def test_a_plugin_can_hold_in_every_way(instance: Instance, kind: str) -> None:
     assert instance.wait(jobid)["result"] == "COMPLETED"
 
 
-BROKEN = '''\
+BROKEN = """\
 from leveret.plugins.hooks import Plugin
 
 
@@ -255,7 +254,7 @@ class Broken(Plugin):
 
     def event_finish(self, job, event):
         return 1 / 0
-'''
+"""
 
 
 def test_a_plugin_that_raises_stops_no_other(instance: Instance, tmp_path: Path) -> None:
@@ -325,9 +324,7 @@ def test_r17_a_prolog_that_never_ends_is_abandoned_at_its_deadline(instance: Ins
     assert any("never" in note for note in said), said
 
 
-def test_plugins_of_the_configuration_are_there_from_the_start(
-    launch: Callable[..., Instance], tmp_path: Path
-) -> None:
+def test_plugins_of_the_configuration_are_there_from_the_start(launch: Callable[..., Instance], tmp_path: Path) -> None:
     (tmp_path / "tape.py").write_text(TAPE.replace('self.conf["ledger"]', repr(str(tmp_path / "noted"))))
     text = (tmp_path / "tape.py").read_text().replace('self.conf["gate"]', repr(str(tmp_path)))
     (tmp_path / "tape.py").write_text(text)

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import leveret
 from harness import (
     LEVERET,
     WATCHDOG_S,
@@ -28,7 +26,10 @@ from harness import (
     execute,
     processes_of,
     until,
+    words,
 )
+
+import leveret
 
 
 class Own(Commands):
@@ -96,7 +97,8 @@ def test_two_commands_at_once_start_one_instance(own: Own) -> None:
     outs = [process.communicate(timeout=WATCHDOG_S) for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, outs
     assert [out for out, _ in outs] == [b"0\n", b"1\n", b"2\n", b"3\n"]
-    assert len(own.daemons()) == 1
+    # the daemons that came too late say `held` and go
+    until(lambda: own.daemons() == [own.status()["pid"]], "one daemon is left")
     assert own.status()["jobs"]["INACTIVE"] == 4
 
 
@@ -145,7 +147,7 @@ def test_shutdown_ends_daemon_helpers_and_tasks_and_the_next_command_starts_agai
     assert (done.code, done.out) == (0, "")
     assert processes_of(str(own.base)) == {}
     assert own.leveret("status").code == 4
-    listed = own.leveret("jobs", "-ano", "{id} {status}", check=0).out
+    listed = own.leveret("jobs", "-ano", "{id.f58} {status}", check=0).out
     assert listed == f"{jobid} CANCELED\n"
     assert own.status()["pid"] != before["pid"]
 
@@ -204,8 +206,11 @@ def test_a_uri_that_is_none(own: Own) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[job-manager\n", r"leveret\.toml: .*line 1"),
-        ("[exec]\nkill-timeout = '5s'\n\n[staging]\ncopierr = ['x']\n", r"leveret\.toml:5: unknown key `staging.copierr`"),
+        ("[job-manager\n", r"leveret\.toml:1: "),
+        (
+            "[exec]\nkill-timeout = '5s'\n\n[staging]\ncopierr = ['x']\n",
+            r"leveret\.toml:5: unknown key `staging.copierr`",
+        ),
         ("[exec]\nkill-timeout = 5\n", r"leveret\.toml:2: exec.kill-timeout: "),
     ],
     ids=["syntax", "unknown-key", "wrong-type"],
@@ -227,7 +232,7 @@ def test_a_missing_configuration_file_is_named(own: Own) -> None:
 
 
 def test_start_around_a_command_gives_its_code_and_leaves_nothing(own: Own) -> None:
-    script = 'leveret status --json; leveret run -N2 -l hostname >&2; exit 7'
+    script = "leveret status --json; leveret run -N2 -l hostname >&2; exit 7"
     env = {**own.env, "PATH": f"{os.path.dirname(LEVERET)}:{own.env['PATH']}", "TMPDIR": str(own.base)}
     done = execute([LEVERET, "start", "-s2", "sh", "-c", script], env)
     assert done.code == 7
@@ -279,7 +284,7 @@ def test_malformed_requests_are_errors_of_the_caller(instance: Instance) -> None
         answer = instance.http(method, target, body)
         assert (answer[0], answer[1]["code"]) == (status, code), (method, target, answer)
         assert set(answer[1]) == {"code", "message", "hint", "path"}
-    assert instance.names(jobid) == "submit validate depend priority".split()
+    assert instance.names(jobid) == words("submit validate depend priority")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become somebody else")

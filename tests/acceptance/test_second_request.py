@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from harness import Instance, Ledger, in_order, load_hold, until
+from harness import Instance, Ledger, in_order, load_hold, until, words
 
 NAME = "to-tape"
 
@@ -50,7 +49,7 @@ def test_r09_a_canceled_job_without_resources_waits_for_its_epilog_hold(instance
         attached.kill()
         attached.communicate()
     names = instance.names(jobid)
-    assert names == "submit validate depend priority exception epilog-start epilog-finish clean".split()
+    assert names == words("submit validate depend priority exception epilog-start epilog-finish clean")
     assert instance.contexts(jobid, "epilog-start") == [{"description": NAME}]
     assert instance.contexts(jobid, "epilog-finish") == [{"description": NAME, "status": 0}]
 
@@ -165,7 +164,7 @@ def test_r09_two_hundred_jobs_at_once(instance: Instance) -> None:
         record = instance.client.wait(jobid)
         assert record["result"] == "CANCELED"
         names = [event["name"] for event in instance.client.eventlog(jobid)]
-        assert names == "submit validate depend priority exception epilog-start epilog-finish clean".split()
+        assert names == words("submit validate depend priority exception epilog-start epilog-finish clean")
 
 
 def test_r09_the_hold_survives_a_killed_daemon(instance: Instance) -> None:
@@ -177,6 +176,4 @@ def test_r09_the_hold_survives_a_killed_daemon(instance: Instance) -> None:
     assert_held(instance, jobid)
     let_go(instance, jobid)
     instance.wait(jobid)
-    assert instance.names(jobid) == (
-        "submit validate depend priority exception epilog-start epilog-finish clean".split()
-    )
+    assert instance.names(jobid) == words("submit validate depend priority exception epilog-start epilog-finish clean")

@@ -120,7 +120,7 @@ class Outcome:
         self.code, self.out, self.err = code, out, err
 
 
-def event(path: str, n: int, name: str, t: float = 100.0, **context: Any) -> dict[str, Any]:
+def event(path: str, n: int, name: str, t: float = 100.0, /, **context: Any) -> dict[str, Any]:
     """One line of an event stream; keys of the context use _ for -."""
     body: dict[str, Any] = {"timestamp": t, "name": name}
     if context:

@@ -192,12 +192,19 @@ def test_patience_has_an_end(daemon: FakeDaemon) -> None:
     assert len(daemon.requests) > 1
 
 
+def test_a_stream_that_always_breaks_off_is_given_up(daemon: FakeDaemon) -> None:
+    daemon.answer("GET", "/v1/jobs/1/events", [b"\n", BREAK])
+    with Client(patience_s=0.2) as client, pytest.raises(UnreachableError):
+        list(client.events(1, follow=True))
+    assert len(daemon.requests) > 2
+
+
 def test_wait_many_asks_again_for_those_that_are_left(daemon: FakeDaemon) -> None:
     def line(jobid: int) -> dict[str, Any]:
         return {"id": jobid, "event": "clean", "job": record(jobid)}
 
     def second(request: Any) -> Any:
-        assert request.json() == {"ids": [1, 3], "event": "clean"}
+        assert (request.json()["ids"], request.json()["event"]) == ([1, 3], "clean")
         return [line(3), line(1)]
 
     daemon.answer("POST", "/v1/jobs/wait", [line(2), BREAK], second)

@@ -296,7 +296,7 @@ def test_a_plain_cancel_after_finish_is_refused_with_the_holders_name(tmp_path: 
         rig = Rig(tmp_path, config=Config(job_manager=JobManager(epilog=Perilog(["epilog"]))))
         jobid = await rig.submit()
         await rig.run(jobid)
-        with pytest.raises(ConflictError, match="job-manager.epilog"):
+        with pytest.raises(ConflictError, match=r"job-manager\.epilog"):
             rig.manager.cancel(jobid, "", UID)
         await rig.work(jobid, "epilog")
         assert rig.verdict(jobid).result == COMPLETED

@@ -124,7 +124,7 @@ class Attach:
         while not stream.ended:
             if not stream.pending and not self._wait(stream, stdin):
                 continue
-            for line in in_time(stream.pump()):
+            for line in stream.pump():
                 if "path" in line:
                     self._event(line["path"], line["event"])
                 elif "status" in line:
@@ -270,28 +270,6 @@ class Attach:
         if message:
             output.note(message)
         return exit_code_of(self._waitstatus) or int(self._fatal)
-
-
-def in_time(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines of several eventlogs by their timestamps; the order within each stays as it is.
-
-    A log line of the tasks' shell so comes before the exception that it explains, although the streams
-    are sent one after the other.
-    """
-    if len({line.get("path") for line in lines}) < 2:
-        return lines
-    queues: dict[str, list[dict[str, Any]]] = {}
-    rest = [line for line in lines if "event" not in line]
-    for line in reversed(lines):
-        if "event" in line:
-            queues.setdefault(line["path"], []).append(line)
-    merged = []
-    while queues:
-        path = min(queues, key=lambda name: queues[name][-1]["event"]["timestamp"])
-        merged.append(queues[path].pop())
-        if not queues[path]:
-            del queues[path]
-    return merged + rest
 
 
 def progress_text(progress: dict[str, Any] | None) -> str:

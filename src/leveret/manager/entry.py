@@ -14,13 +14,14 @@ from leveret.core.resources import Rset
 class NodeAsk:
     """One ask that starts processes: a unit on a node (PROCESS.md, "Never twice")."""
 
-    __slots__ = ("applied", "incarnation", "node", "spec", "started", "status", "stdin_acked", "tail", "unit")
+    __slots__ = ("applied", "incarnation", "node", "spec", "started", "status", "stdin_acked", "stored", "tail", "unit")
 
     def __init__(self, unit: str, node: int, incarnation: str) -> None:
         self.unit = unit
         self.node = node
         self.incarnation = incarnation
         self.applied = 0  #: highest record number whose effects are stored (or on their way to the store)
+        self.stored = 0  #: of these, the highest whose effects are on disk
         self.started = False
         self.status: int | None = None  #: wait status once the unit has ended
         self.tail = ""  #: the end of a work unit's standard error
@@ -37,6 +38,7 @@ class NodeAsk:
         incarnation, applied, started, status, tail, spec = msgspec.json.decode(value)
         ask = cls(unit, node, incarnation)
         ask.applied, ask.started, ask.status, ask.tail, ask.spec = applied, started, status, tail, spec
+        ask.stored = applied
         return ask
 
 

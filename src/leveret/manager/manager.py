@@ -9,6 +9,7 @@ import hashlib
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ from leveret.errors import BusyError, ConflictError, EventError, InternalError, 
 from leveret.manager.entry import Entry, NodeAsk
 from leveret.manager.feed import Feed
 from leveret.manager.perform import Perform
-from leveret.manager.ports import Clock, Engine, Log, Store
+from leveret.manager.ports import Batch, Clock, Engine, Log, Store
 from leveret.manager.turn import Turn
 from leveret.manager.units import INPUT, INPUT_WINDOW, Units
 from leveret.manager.works import Works
@@ -111,6 +112,7 @@ class Manager:
         self._epoch_ms = epoch_ms
         self._generator = generator
         self._last_id = store.last_id()
+        self._held: list[tuple[int, str]] = []  #: (job, hold) that an earlier daemon has left to plugins
         self._scheduled = False
         self._envs: OrderedDict[str, None] = OrderedDict()  #: hashes that are stored
         self._fresh: dict[int, dict[str, Any]] = {}  #: jobspecs that are not on disk yet
@@ -618,6 +620,7 @@ class Manager:
         for jobid, key, value in self.store.kv_of_active("hold/"):
             if (entry := self.entries.get(jobid)) is not None and key in entry.job.holds:
                 entry.owners[key] = value.decode()
+                self._held.append((jobid, key))
         for entry in self.entries.values():
             self.registry.call("new", str(entry.job.id), entry.job)
 
@@ -667,9 +670,14 @@ class Manager:
                         turn.post(entry, "flux-restart")
             except Exception:
                 self.log.exception("job cannot go on", job=jobids.encode(entry.job.id))
-        for loaded in list(self.registry.loaded.values()):
-            for entry in list(self.entries.values()):
-                self._resume(entry, loaded.plugin)
+        # those that were on disk; what the turns above have opened begins by itself
+        for jobid, key in self._held:
+            held = self.entries.get(jobid)
+            hold = held.job.holds.get(key) if held is not None else None
+            plugin = self.registry.get(held.owners.get(key, "")) if held is not None else None
+            if held is not None and hold is not None and plugin is not None:
+                self.works.resume(held, hold, plugin)
+        self._held.clear()
         dependencies = self.registry.get("dependencies")
         if isinstance(dependencies, Dependencies) and self.entries:
             any_entry = next(iter(self.entries.values()))
@@ -680,27 +688,36 @@ class Manager:
 
     def on_connected(self, node: int, incarnation: str, units: dict[str, dict[str, Any]]) -> None:
         """A helper is there: send again, to the same incarnation only, what it has not got."""
-        for entry in list(self.entries.values()):
-            for ask in list(entry.asks.values()):
-                if ask.node != node or ask.status is not None or ask.incarnation != incarnation:
+        batch = Batch()  # it writes nothing: what is sent here is on disk by then, as everything that is ever sent
+        for entry in self.entries.values():
+            for ask in entry.asks.values():
+                if ask.node != node or ask.incarnation != incarnation:
                     continue
-                if ask.unit not in units:
-                    if ask.applied:
-                        continue
-                    spec = ask.spec if ask.spec is not None else self.perform.task_specs(entry).get(node)
-                    if spec is not None:
-                        self.engine.start(node, ask.unit, spec)
-                if ask.unit == entry.unit:
-                    received = int(units.get(ask.unit, {}).get("stdin", 0))
-                    ask.stdin_acked = received
-                    self.units.replay_stdin(entry, ask, received)
-                    if "kill" in entry.in_flight and entry.job.fatal is not None and entry.job.fatal.type != "timeout":
-                        self.engine.signal(node, ask.unit, 15, self.perform.kill_timeout_s)
+                if ask.status is None:
+                    batch.on_commit.append(partial(self._catch_up, entry, ask, units, "kill" in entry.in_flight))
+                elif ask.unit in units:  # it was told to forget, and has not heard it
+                    self.units.tell(node, ask.unit, ask.applied, True)
+        if batch:
+            self.store.commit(batch)
+
+    def _catch_up(self, entry: Entry, ask: NodeAsk, units: dict[str, dict[str, Any]], kill: bool) -> None:
+        if ask.unit not in units:
+            if ask.applied:
+                return
+            spec = ask.spec if ask.spec is not None else self.perform.task_specs(entry).get(ask.node)
+            if spec is not None:
+                self.perform.send(ask, spec)
+        if ask.unit == entry.unit and ask.status is None:
+            received = int(units.get(ask.unit, {}).get("stdin", 0))
+            ask.stdin_acked = max(ask.stdin_acked, received)
+            self.units.replay_stdin(entry, ask, received)
+            if kill and entry.job.fatal is not None and entry.job.fatal.type != "timeout":
+                self.engine.signal(ask.node, ask.unit, 15, self.perform.kill_timeout_s)
 
     def have(self, node: int, incarnation: str) -> dict[str, int]:
         """unit → number of the last record that is stored, for one helper."""
         return {
-            ask.unit: ask.applied
+            ask.unit: ask.stored
             for entry in self.entries.values()
             for ask in entry.asks.values()
             if ask.node == node and ask.incarnation == incarnation

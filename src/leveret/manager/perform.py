@@ -12,6 +12,7 @@ from leveret.core import duration, taskmap
 from leveret.core import jobid as jobids
 from leveret.errors import NotFoundError
 from leveret.manager.entry import Entry, NodeAsk
+from leveret.manager.ports import Batch
 from leveret.manager.turn import Turn
 from leveret.plugins.hooks import WorkResult
 
@@ -41,11 +42,11 @@ class Perform:
 
         def send() -> None:
             for ask in asks:
-                self._send(ask, specs[ask.node])
+                self.send(ask, specs[ask.node])
 
         turn.batch.urgent.append(send)
 
-    def _send(self, ask: NodeAsk, spec: dict[str, Any]) -> None:
+    def send(self, ask: NodeAsk, spec: dict[str, Any]) -> None:
         """The ask is on disk. The helper that it was made to may be gone by now; another one must not hear of it."""
         if ask.status is None and ask.incarnation == self.manager.engine.incarnation(ask.node):
             self.manager.engine.start(ask.node, ask.unit, spec)
@@ -173,14 +174,16 @@ class Perform:
             return WorkResult(signal.SIGTERM, "")
         if ask is None:
             ask = self._begin(entry, unit, argv, cwd, env, timeout_s, kill_timeout_s)
+        future: asyncio.Future[WorkResult] = asyncio.get_running_loop().create_future()
+        waiting = self._results.setdefault(unit, [])
+        waiting.append(future)
         try:
-            if ask.status is None:
-                future: asyncio.Future[WorkResult] = asyncio.get_running_loop().create_future()
-                self._results.setdefault(unit, []).append(future)
-                return await future
-            return WorkResult(ask.status, ask.tail)
+            return await future if ask.status is None else WorkResult(ask.status, ask.tail)
         finally:
             self._progress.pop(unit, None)
+            waiting.remove(future)
+            if not waiting and self._results.get(unit) is waiting:
+                del self._results[unit]
 
     def _begin(
         self,
@@ -223,7 +226,7 @@ class Perform:
             entry.asks[(unit, node)] = ask
             entry.dirty.add((unit, node))
             turn.touched.setdefault(entry.job.id, entry)
-            turn.after.append(lambda: self._send(ask, spec))
+            turn.after.append(lambda: self.send(ask, spec))
         return ask
 
     def stop_run(self, jobid: int, name: str, kill_timeout_s: float) -> None:
@@ -234,9 +237,16 @@ class Perform:
         asks = [ask for ask in entry.asks.values() if ask.unit == unit]
         if not asks:
             entry.unwanted.add(unit)
-        for ask in asks:
-            if ask.status is None:
-                self.manager.engine.signal(ask.node, unit, signal.SIGTERM, kill_timeout_s)
+
+        def send() -> None:
+            for ask in asks:
+                if ask.status is None:
+                    self.manager.engine.signal(ask.node, unit, signal.SIGTERM, kill_timeout_s)
+
+        # after the start, which may be on its way to the disk still
+        batch = Batch()
+        batch.on_commit.append(send)
+        self.manager.store.commit(batch)
 
     def ended(self, unit: str, result: WorkResult) -> None:
         for future in self._results.pop(unit, ()):

@@ -246,7 +246,9 @@ class Turn:
                     self._ask(entry, action)
         for entry in self.touched.values():
             if entry.job.state is INACTIVE:
-                self.manager.retire(self, entry)
+                entry.dirty.clear()
+                if entry.job.id in self._undo:  # else it ended in an earlier turn, which is on its way to the disk
+                    self.manager.retire(self, entry)
             elif entry.dirty:
                 for unit, node in entry.dirty:
                     ask = entry.asks.get((unit, node))

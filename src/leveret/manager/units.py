@@ -16,6 +16,7 @@ from leveret.core import taskmap
 from leveret.core.event import Event, encode
 from leveret.core.transitions import INACTIVE
 from leveret.manager.entry import Entry, NodeAsk
+from leveret.manager.ports import Batch
 from leveret.manager.turn import Turn
 from leveret.plugins.hooks import WorkResult
 
@@ -89,13 +90,11 @@ class Units:
         ask = entry.asks.get((unit, node)) if entry is not None else None
         last = int(records[-1]["n"])
         if entry is None or ask is None or entry.job.state is INACTIVE:
-            manager.engine.ack(node, unit, last)
-            if any(r["k"] == "exit" for r in records):
-                manager.engine.forget(node, unit)
+            self.tell(node, unit, last, any(r["k"] == "exit" for r in records))
             return
         records = [r for r in records if r["n"] > ask.applied]
         if not records:
-            manager.engine.ack(node, unit, last)
+            self.tell(node, unit, last, ask.status is not None)
             return
         ask.applied = last
         with Turn(manager, unit) as turn:
@@ -108,11 +107,25 @@ class Units:
             ended = ask.status is not None
 
             def told() -> None:
+                ask.stored = max(ask.stored, last)
                 manager.engine.ack(node, unit, last)
                 if ended:
                     manager.engine.forget(node, unit)
 
             turn.after.append(told)
+
+    def tell(self, node: int, unit: str, last: int, ended: bool) -> None:
+        """Acknowledge what came again, once all that is on its way to the disk is there: its effects may be among it,
+        and what a helper has forgotten it cannot say again."""
+        batch = Batch()
+
+        def told() -> None:
+            self.manager.engine.ack(node, unit, last)
+            if ended:
+                self.manager.engine.forget(node, unit)
+
+        batch.on_commit.append(told)
+        self.manager.store.commit(batch)
 
     def _work_records(self, turn: Turn, entry: Entry, ask: NodeAsk, records: list[Record]) -> None:
         for record in records:

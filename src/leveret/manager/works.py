@@ -65,6 +65,14 @@ class Works:
     def _spawn(self, jobid: int, key: str, plugin: Plugin, work: Work) -> None:
         task = asyncio.get_running_loop().create_task(self._run(jobid, key, plugin, work))
         self._tasks[(jobid, key)] = task
+        task.add_done_callback(lambda done: self._unbegun(jobid, key, work, done) if done.cancelled() else None)
+
+    def _unbegun(self, jobid: int, key: str, work: Work, task: asyncio.Task[None]) -> None:
+        """The task was canceled before it ever ran, so it could not say so."""
+        work.close()
+        if self._tasks.get((jobid, key)) is task:
+            del self._tasks[(jobid, key)]
+            self._over(jobid, key, SIGTERM_STATUS, f"{key.partition('/')[2]} was canceled")
 
     async def _run(self, jobid: int, key: str, plugin: Plugin, work: Work) -> None:
         status, note, type_ = 0, "", ""
@@ -85,8 +93,12 @@ class Works:
             status, note = 256, f"plugin {plugin.name}: {type(error).__name__}: {error}"
             self.manager.log.error("plugin failed", plugin=plugin.name, job=jobid, trace=traceback.format_exc())
         self._tasks.pop((jobid, key), None)
-        if self.ending:
-            return
+        self._over(jobid, key, status, note, type_)
+
+    def _over(self, jobid: int, key: str, status: int, note: str = "", type_: str = "") -> None:
+        entry = self.manager.entries.get(jobid)
+        if self.ending or entry is None or key not in entry.job.holds:
+            return  # somebody else closed the hold in the meantime
         try:
             self.end(jobid, key, status, note, type_)
         except (EventError, NotFoundError) as error:
@@ -136,7 +148,7 @@ class Works:
             task.cancel()
         plugin = self.manager.registry.get(entry.owners.get(hold.key, ""))
         if plugin is not None:
-            self.manager.registry.call_one(plugin, "stop", str(jobid), entry.job, hold)
+            self._ask_to_stop(plugin, entry, hold)
         entry.stopping.discard(hold.key)
         self.end(jobid, hold.key, DEADLINE_STATUS, f"{hold.name}: the deadline has passed")
 
@@ -149,16 +161,17 @@ class Works:
         entry.stopping.add(hold.key)
         plugin = self.manager.registry.get(entry.owners.get(hold.key, ""))
         task = self._tasks.get((entry.job.id, hold.key))
-        if plugin is not None:
-            try:
-                if plugin.stop(entry.job, hold):
-                    return
-            except Exception:
-                self.manager.log.error(
-                    "plugin failed", plugin=plugin.name, job=entry.job.id, trace=traceback.format_exc()
-                )
+        if plugin is not None and self._ask_to_stop(plugin, entry, hold):
+            return
         if task is not None:
             task.cancel()
+
+    def _ask_to_stop(self, plugin: Plugin, entry: Entry, hold: Hold) -> bool:
+        try:
+            return plugin.stop(entry.job, hold)
+        except Exception:
+            self.manager.log.error("plugin failed", plugin=plugin.name, job=entry.job.id, trace=traceback.format_exc())
+            return False
 
     def closed(self, jobid: int, key: str) -> None:
         """The hold's finish is on disk."""
