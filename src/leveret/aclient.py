@@ -184,6 +184,18 @@ class AsyncClient:
             results += [from_dict(item["error"]) if item.get("error") else int(item["id"]) for item in answer["jobs"]]
         return results
 
+    async def submit_copies(
+        self, jobspec: Record, copies: Sequence[str | None], urgency: int = 16, flags: Sequence[str] = ()
+    ) -> list[int | LeveretError]:
+        """Submit one jobspec many times; each copy's text becomes its FLUX_JOB_CC (None: no such variable)."""
+        results: list[int | LeveretError] = []
+        for first in range(0, len(copies), SUBMIT_MAX):
+            body = {"jobspec": jobspec, "urgency": urgency, "flags": list(flags)}
+            body["copies"] = list(copies[first : first + SUBMIT_MAX])
+            answer = await self.request("POST", "/v1/jobs", body, repeat=False)
+            results += [from_dict(item["error"]) if item.get("error") else int(item["id"]) for item in answer["jobs"]]
+        return results
+
     async def run(self, command: Sequence[str], **options: Any) -> int:
         """Submit a command with our directory and environment. `options` are those of `core.jobspec.build`."""
         from leveret.core import jobspec
@@ -254,8 +266,13 @@ class AsyncClient:
         """The record of the next `waitable` job that is done; each is given once."""
         return dict(await self.request("POST", "/v1/wait", {}, repeat=False))
 
-    async def wait_many(self, jobids: Iterable[JobId], event: str = "clean") -> AsyncIterator[Record]:
-        """`{"id", "event", "job"}` per job as each reaches `event`; event None: it ended without it."""
+    async def wait_many(
+        self, jobids: Iterable[JobId], event: str = "clean", brief: bool = False
+    ) -> AsyncIterator[Record]:
+        """`{"id", "event", "job"}` per job as each reaches `event`; event None: it ended without it.
+
+        `brief` records have just done, result, exit_code and, if there was one, the exception.
+        """
         left = [Client.number(jobid) for jobid in jobids]
         while left:
             pause = Pause(self.patience_s)
@@ -263,7 +280,8 @@ class AsyncClient:
             left = left[WAIT_MAX:]
             while waiting:
                 try:
-                    async for line in self._lines("POST", "/v1/jobs/wait", {"ids": list(waiting), "event": event}):
+                    body = {"ids": list(waiting), "event": event, "brief": brief}
+                    async for line in self._lines("POST", "/v1/jobs/wait", body):
                         if line.get("restart"):
                             break
                         if line.get("error"):

@@ -76,7 +76,7 @@ def test_errors_and_waits(daemon: FakeDaemon) -> None:
     daemon.answer("GET", "/v1/jobs/9/events", (404, {"code": "not-found", "message": "no"}))
     daemon.answer("GET", "/v1/jobs/1/events", [event("eventlog", 1, "submit"), end()])
     lines = [{"id": n, "event": "clean", "job": record(n)} for n in (2, 1)]
-    daemon.answer("POST", "/v1/jobs/wait", lines[:1] + [BREAK], lines[1:])
+    daemon.answer("POST", "/v1/jobs/wait", [lines[0], BREAK], lines[1:])
 
     async def main() -> list[int]:
         async with AsyncClient(patience_s=5) as client:

@@ -18,9 +18,10 @@ COSTLY = {
 
 def imported(*arguments: str, code: int = 0) -> set[str]:
     command = [sys.executable, "-X", "importtime", "-m", "leveret", *arguments]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
     assert done.returncode == code, done.stderr[-2000:]
-    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    report = done.stderr.decode("utf-8", "replace")
+    return {line.rpartition("|")[2].strip() for line in report.splitlines() if line.startswith("import time:")}
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def spec_of(outcome: Any) -> Any:
 
 def test_dry_run_prints_the_jobspec_of_flux(leveret: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    options = "--dry-run --env=-* -n2 -c1 -t 5m --job-name=foo -o a.b=1 -S x.y=2".split()
+    options = ["--dry-run", "--env=-*", "-n2", "-c1", "-t", "5m", "--job-name=foo", "-o", "a.b=1", "-S", "x.y=2"]
     assert spec_of(leveret("run", *options, "echo", "hi")) == {
         "version": 1,
         "resources": [{"type": "slot", "count": 2, "label": "task", "with": ONE_CORE}],

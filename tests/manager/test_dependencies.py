@@ -236,7 +236,10 @@ def test_the_same_dependency_twice(tmp_path: Path) -> None:
     async def body() -> None:
         rig = Rig(tmp_path)
         first = await rig.submit()
-        twice = [{"scheme": "afterok", "value": str(first)}, {"scheme": "afterok", "value": jobids.encode(first, "hex")}]
+        twice = [
+            {"scheme": "afterok", "value": str(first)},
+            {"scheme": "afterok", "value": jobids.encode(first, "hex")},
+        ]
         second = await rig.submit(dependencies=twice)
         await rig.run(first)
         await rig.run(second)

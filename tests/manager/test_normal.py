@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rig import UID, Config, Rig, simulate, spec
 
-from leveret.config import JobManager, Perilog
+from leveret.config import JobManager, Perilog, load
 from leveret.core.jobspec import setattr_path
 from leveret.core.verdict import CANCELED, COMPLETED, FAILED, TIMEOUT
-from leveret.errors import ConflictError, EventError, InvalidError, JobspecError, NotFoundError
+from leveret.errors import ConfigError, ConflictError, EventError, InvalidError, JobspecError, NotFoundError
 
 PERILOG = Config(job_manager=JobManager(prolog=Perilog(["prolog"]), epilog=Perilog(["epilog"])))
 TO_ALLOC = ["submit", "validate", "depend", "priority", "alloc"]
@@ -545,6 +545,42 @@ def test_a_free_that_is_undone_does_not_give_the_cores_away(tmp_path: Path) -> N
         rig.check()
         await rig.work(jobid, "prolog")
         await rig.run(jobid)
+        rig.over()
+        rig.close()
+
+    simulate(body)
+
+
+# ---- the configuration ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [("job-manager.prolog", "timeout"), ("job-manager.prolog", "kill-timeout"), ("job-manager.epilog", "timeout"),
+     ("job-manager.epilog", "kill-timeout"), ("exec", "kill-timeout"), ("staging", "timeout")],
+)  # fmt: skip
+def test_a_duration_that_cannot_be_read_stops_the_start_and_says_where(tmp_path: Path, table: str, key: str) -> None:
+    path = tmp_path / "leveret.toml"
+    path.write_text(f"\n[{table}]\n{key} = 'a while'\n")
+
+    async def body() -> None:
+        with pytest.raises(ConfigError, match="invalid Flux standard duration") as caught:
+            Rig(tmp_path, config=load(path))
+        assert caught.value.message.startswith(f"{path}:3: {table}.{key}: ")
+
+    simulate(body)
+
+
+def test_unlimited_timeouts(tmp_path: Path) -> None:
+    async def body() -> None:
+        perilog = Perilog(["x"], timeout="infinity")
+        rig = Rig(tmp_path, config=Config(job_manager=JobManager(prolog=perilog, epilog=perilog)))
+        jobid = await rig.submit()
+        assert rig.job(jobid).holds["prolog/job-manager.prolog"].deadline is None
+        assert rig.engine.helpers[0].units[f"work/{jobid}/prolog"].spec["duration_s"] is None
+        await rig.work(jobid, "prolog")
+        await rig.run(jobid)
+        await rig.work(jobid, "epilog")
         rig.over()
         rig.close()
 

@@ -80,7 +80,11 @@ def test_tasks_do_not_notice_that_the_daemon_died(tmp_path: Path, when: str) -> 
         # what was delivered and is not on disk comes again
         await rig.restart()
         kinds = [r["k"] for r in rig.engine.helpers[0].units[unit].records]
-        for kind, fields in [("start", {}), ("output", {"stream": "stdout", "rank": 0, "data": "one\n"}), ("exit", {"status": 0})]:
+        for kind, fields in [
+            ("start", {}),
+            ("output", {"stream": "stdout", "rank": 0, "data": "one\n"}),
+            ("exit", {"status": 0}),
+        ]:
             if kind not in kinds:
                 rig.say(jobid, kind, deliver=False, **fields)
         rig.engine.deliver(0, unit)

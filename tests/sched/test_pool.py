@@ -15,9 +15,7 @@ from leveret.sched.pool import Pool, PoolNode
 
 def want(ntasks: int | None = None, nnodes: int = 0, cores: int = 1, gpus: int = 0, exclusive: bool = False) -> Digest:
     return digest(
-        build(
-            ["true"], ntasks=ntasks, nnodes=nnodes, cores_per_task=cores, gpus_per_task=gpus, exclusive=exclusive
-        )
+        build(["true"], ntasks=ntasks, nnodes=nnodes, cores_per_task=cores, gpus_per_task=gpus, exclusive=exclusive)
     )
 
 

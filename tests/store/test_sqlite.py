@@ -61,7 +61,9 @@ def test_from_empty(tmp_path: Path) -> None:
     db = sqlite3.connect(path)
     tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type='table'")}
     assert {"meta", "job", "env", "active", "done", "event", "guest", "kv", "plugin"} <= tables
-    assert db.execute("PRAGMA user_version").fetchone()[0] == len(list(Path(sqlite.__file__).parent.glob("migrations/*.sql")))
+    assert db.execute("PRAGMA user_version").fetchone()[0] == len(
+        list(Path(sqlite.__file__).parent.glob("migrations/*.sql"))
+    )
     assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
     db.close()
 

@@ -188,7 +188,7 @@ class Attach:
         """One step of `--show-status`: rewritten in place, with the time since submission at the right."""
         seconds = int(timestamp - (self.printer.t_submit or timestamp))
         clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-        left = f"leveret-job: {output.f58(self.jobid)} {text}"
+        left = f"{output.NAME}-job: {output.f58(self.jobid)} {text}"
         output.write(2, output.encode(f"\r{left:<{STATUS_COLUMNS - 9}}{clock}\r"))
 
     def _draw(self) -> None:
@@ -203,7 +203,7 @@ class Attach:
         ):
             self.status.show("")
             return
-        text = f"leveret-job: {output.f58(self.jobid)} {state}"
+        text = f"{output.NAME}-job: {output.f58(self.jobid)} {state}"
         if waiting:
             text += f": waiting for {waiting}"
         progress = progress_text(status.get("progress"))

@@ -49,7 +49,11 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if self.attached:
             args = self._attach(args)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as failure:
+            failure.ctx = failure.ctx or ctx  # click's parser does not always say which command it was
+            raise
 
     def _attach(self, args: list[str]) -> list[str]:
         """Give options with an optional value the value that they have alone."""
@@ -139,7 +143,7 @@ def near(word: str, words: list[str]) -> list[str]:
     """The words that `word` may have been meant to be."""
     from difflib import get_close_matches
 
-    return get_close_matches(word, words, n=3, cutoff=0.7)
+    return get_close_matches(word, words, n=3, cutoff=0.75)
 
 
 def usage_error(failure: click.UsageError) -> int:
@@ -149,7 +153,7 @@ def usage_error(failure: click.UsageError) -> int:
     if isinstance(failure, click.NoSuchOption):
         text = f"unrecognized arguments: {failure.option_name}"
         known = [name for param in ctx.command.get_params(ctx) for name in param.opts] if ctx else []
-        hints = list(failure.possibilities or near(failure.option_name, [name for name in known if name[:2] == "--"]))
+        hints = near(failure.option_name, [name for name in known if name[:2] == "--"])
     elif isinstance(failure, NoSuchVerb):
         text, hints = failure.message, failure.possibilities
     else:

@@ -17,6 +17,9 @@ from leveret.errors import LeveretError
 EXIT_BROKEN_PIPE = 141
 EXIT_INTERRUPTED = 130
 
+#: How messages begin: as scripts for Flux expect them where `LEVERET_AS_FLUX=1` says so.
+NAME = "flux" if os.environ.get("LEVERET_AS_FLUX") == "1" else "leveret"
+
 #: The verb that runs, for the prefix of messages: "run", "submit", "job", …
 verb = ""
 
@@ -77,7 +80,7 @@ def plain(text: str) -> None:
 
 def note(text: str) -> None:
     """`leveret-VERB: text` on stderr."""
-    plain(f"leveret-{verb or 'main'}: {text}")
+    plain(f"{NAME}-{verb or 'main'}: {text}")
 
 
 def warning(text: str) -> None:
@@ -87,8 +90,8 @@ def warning(text: str) -> None:
 def failure_line(error: LeveretError) -> str:
     """How the running verb words an error."""
     if verb == "job":
-        return f"leveret-job: {error.message}"
-    return f"leveret-{verb or 'main'}: ERROR: {error.message}"
+        return f"{NAME}-job: {error.message}"
+    return f"{NAME}-{verb or 'main'}: ERROR: {error.message}"
 
 
 def error(failure: LeveretError) -> int:

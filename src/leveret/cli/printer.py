@@ -106,7 +106,7 @@ class Printer:
 
     def _log(self, timestamp: float, context: dict[str, Any]) -> None:
         word = LEVELS.get(context.get("level", 6), "")
-        words = [f"{self.offset(timestamp)}: leveret-shell[{context.get('rank', 0)}]:"]
+        words = [f"{self.offset(timestamp)}: {output.NAME}-shell[{context.get('rank', 0)}]:"]
         words += [f"{word}:"] if word else []
         words += [f"{context['component']}:"] if context.get("component") else []
         self.line(" ".join([*words, str(context.get("message", "")).rstrip("\n")]))

@@ -82,6 +82,8 @@ class Session:
         self.daemon: subprocess.Popen[bytes] | None = None
         self.child: subprocess.Popen[bytes] | None = None
         self._restarts: list[float] = []
+        #: a daemon did not come up again, and another attempt is due
+        self._retry = False
 
     def run(self, command: list[str]) -> int:
         """Raises UnreachableError when the daemon does not come up."""
@@ -164,26 +166,40 @@ class Session:
             said = instance.read_ready(read_fd, instance.START_TIMEOUT_S)
         finally:
             os.close(read_fd)
+        if said == "ok":
+            return
+        if self.daemon is not None:  # it has said its last word
+            try:
+                self.daemon.wait(timeout=5.0)
+            except subprocess.TimeoutExpired:
+                self.daemon.kill()
+                self.daemon.wait()
+            self.daemon = None
         if said == "held":
             raise UnreachableError(f"another instance runs in {self.state_dir}", "end it first: leveret shutdown")
-        if said != "ok":
-            raise instance.start_failure(said, errors_path, offset, instance.START_TIMEOUT_S)
+        raise instance.start_failure(said, errors_path, offset, instance.START_TIMEOUT_S)
 
     def _watch_daemon(self) -> None:
         """Start a daemon that died again. One that was shut down (exit code 0) stays down."""
-        if self.daemon is None or self.daemon.poll() is None or self.daemon.returncode == 0:
-            if self.daemon is not None and self.daemon.returncode == 0 and self.child is None:
-                raise Ended(signal.SIGTERM)
+        if self.daemon is not None:
+            if self.daemon.poll() is None:
+                return
+            if self.daemon.returncode == 0:
+                if self.child is None:
+                    raise Ended(signal.SIGTERM)
+                return
+        elif not self._retry:
             return
-        status = self.daemon.returncode
         now = time.monotonic()
         self._restarts = [moment for moment in self._restarts if now - moment < RESTARTS_WINDOW_S] + [now]
-        if len(self._restarts) > RESTARTS_MAX:
+        self._retry = len(self._restarts) <= RESTARTS_MAX
+        if not self._retry:
             self.daemon = None
-            output.note(f"ERROR: the daemon ends again and again (last: {status}); see {self.state_dir}/daemon.err")
+            output.note(f"ERROR: the daemon ends again and again; see {self.state_dir}/daemon.err")
             return
-        if self.verbose:
-            output.note(f"the daemon (pid {self.daemon.pid}) ended with {status}; starting it again")
+        if self.verbose and self.daemon is not None:
+            ended = f"the daemon (pid {self.daemon.pid}) ended with {self.daemon.returncode}"
+            output.note(f"{ended}; starting it again")
         try:
             self._start_daemon()
         except LeveretError as failure:
@@ -191,10 +207,10 @@ class Session:
 
     def _stop(self) -> None:
         """Shut the instance down: daemon and helpers, by request if it answers, else by signal."""
-        if self.daemon is None or (self.daemon.poll() is not None and self.daemon.returncode == 0):
+        if self.daemon is not None and self.daemon.poll() is not None and self.daemon.returncode == 0:
             return
         helpers: list[int] = []
-        if self.daemon.poll() is None:
+        if self.daemon is not None and self.daemon.poll() is None:
             from leveret.client import Client
 
             try:

@@ -8,9 +8,10 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from leveret.config import duration_error
 from leveret.core import duration, taskmap
 from leveret.core import jobid as jobids
-from leveret.errors import NotFoundError
+from leveret.errors import FormatError, NotFoundError
 from leveret.manager.entry import Entry, NodeAsk
 from leveret.manager.ports import Batch
 from leveret.manager.turn import Turn
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 class Perform:
     def __init__(self, manager: Manager) -> None:
         self.manager = manager
-        self.kill_timeout_s = duration.parse(manager.config.exec.kill_timeout)
+        try:
+            self.kill_timeout_s = duration.parse(manager.config.exec.kill_timeout)
+        except FormatError as error:
+            raise duration_error(manager.config, "exec.kill-timeout", error.message) from None
         self._results: dict[str, list[asyncio.Future[WorkResult]]] = {}
         self._progress: dict[str, Callable[[dict[str, Any]], None]] = {}
 
