@@ -267,7 +267,9 @@ class Client:
             left = left[WAIT_MAX:]
             while waiting:
                 try:
-                    for line in self._lines("POST", "/v1/jobs/wait", {"ids": list(waiting), "event": event, "brief": brief}):
+                    for line in self._lines(
+                        "POST", "/v1/jobs/wait", {"ids": list(waiting), "event": event, "brief": brief}
+                    ):
                         if line.get("restart"):
                             break
                         if line.get("error"):

@@ -125,7 +125,9 @@ def _line(text: str, keys: list[str]) -> int:
         header = re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line)
         if header:
             table = found = _keys(header.group(1))
-        elif assigned := re.match(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""", line):
+        elif assigned := re.match(
+            r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""", line
+        ):
             found = table + _keys(assigned.group(1))
         else:
             continue

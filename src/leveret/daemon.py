@@ -262,6 +262,12 @@ class Daemon:
         asyncio.get_running_loop().call_later(0.05, lambda: self.end(helpers=not keep))
         return left
 
+    def owner_gone(self, fd: int) -> None:
+        """The `leveret start` that runs us is no more."""
+        asyncio.get_running_loop().remove_reader(fd)
+        self.log.warning("the owner is gone; ending")
+        self.end(helpers=True)
+
     def _busy(self) -> bool:
         return any(e.job.state.name in ("RUN", "CLEANUP") for e in self.manager.entries.values())
 
@@ -346,6 +352,9 @@ async def run(args: argparse.Namespace, lock_fd: int, settings: config.Config, r
         ready(f"error {type(error).__name__}: {error}")
         daemon.log.exception("start failed")
         raise
+    if args.owner_fd is not None:
+        os.set_inheritable(args.owner_fd, False)
+        asyncio.get_running_loop().add_reader(args.owner_fd, lambda: daemon.owner_gone(args.owner_fd))
     ready("ok")
     daemon.log.info("serving", pid=os.getpid(), uri=daemon.uri, version=__version__)
     await daemon.serve()
@@ -360,6 +369,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--size", type=int, default=1)
     parser.add_argument("--config")
     parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--owner-fd", type=int, help="end, helpers too, when the other end of this pipe is closed")
     args = parser.parse_args(argv)
     args.statedir = os.path.abspath(args.statedir)
     args.socket = os.path.abspath(args.socket)

@@ -20,7 +20,8 @@ from leveret.core.verdict import CANCELED, COMPLETED, FAILED, TIMEOUT, verdict
 from leveret.errors import EventError
 
 DATA = Path(__file__).parents[1] / "data" / "flux"
-LOGS = sorted(p for p in DATA.glob("*.jsonl") if not p.name.endswith(".exec.jsonl"))
+#: the primary eventlogs (behaviours.jsonl is another kind of file: scenarios)
+LOGS = sorted(p for p in DATA.glob("*.jsonl") if not p.name.endswith((".exec.jsonl", "behaviours.jsonl")))
 KINDS = ("dependency", "prolog", "epilog", "part")
 #: the logs that did not end well
 RESULTS = {

@@ -115,6 +115,8 @@ class SteppedStore(Store):
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        # no power fails here, and waiting for the disk thousands of times would be most of the tests' time
+        self._writer.execute("PRAGMA synchronous=OFF")
         self.ready: list[Any] = []
         self.dead = False
 

@@ -15,6 +15,8 @@ from leveret.core.job import Hold, Job
 from leveret.core.verdict import CANCELED, COMPLETED, FAILED
 from leveret.plugins.hooks import Answers, EpilogHold, PartHold, Plugin, PrologHold
 
+pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # of daemons that were killed
+
 PERILOG = Config(job_manager=JobManager(prolog=Perilog(["prolog"]), epilog=Perilog(["epilog"])))
 TO_ALLOC = ["submit", "validate", "depend", "priority", "alloc"]
 END = ["release", "free", "clean"]

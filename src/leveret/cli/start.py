@@ -55,7 +55,7 @@ def start(size: int, statedir: str | None, config: str | None, verbose: bool, co
     """
     state_dir = os.path.abspath(statedir) if statedir else tempfile.mkdtemp(prefix="leveret-start-")
     try:
-        return Session(state_dir, size, config, verbose).run(list(command))
+        return Session(state_dir, size, config, verbose, temporary=not statedir).run(list(command))
     finally:
         if not statedir:
             shutil.rmtree(state_dir, ignore_errors=True)
@@ -72,7 +72,7 @@ class Ended(BaseException):
 class Session:
     """One instance with its daemon and, maybe, the command around which it runs."""
 
-    def __init__(self, state_dir: str, size: int, config: str | None, verbose: bool) -> None:
+    def __init__(self, state_dir: str, size: int, config: str | None, verbose: bool, temporary: bool) -> None:
         self.state_dir = state_dir
         self.socket_path = instance.socket_path_for(state_dir)
         self.uri = instance.make_uri(self.socket_path)
@@ -82,6 +82,8 @@ class Session:
         self.daemon: subprocess.Popen[bytes] | None = None
         self.child: subprocess.Popen[bytes] | None = None
         self._restarts: list[float] = []
+        #: the daemon ends when our end of this pipe is closed, however we end; not where the state is to outlive us
+        self._owner_fd, self._own_fd = os.pipe() if temporary else (-1, -1)
         #: a daemon did not come up again, and another attempt is due
         self._retry = False
 
@@ -152,6 +154,7 @@ class Session:
                         *instance.daemon_command(self.state_dir, self.socket_path, self.size, self.config),
                         "--ready-fd",
                         str(write_fd),
+                        *(("--owner-fd", str(self._owner_fd)) if self._owner_fd >= 0 else ()),
                     ],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -159,7 +162,7 @@ class Session:
                     cwd="/",
                     env=environ,
                     start_new_session=True,
-                    pass_fds=(write_fd,),
+                    pass_fds=(write_fd, *((self._owner_fd,) if self._owner_fd >= 0 else ())),
                     umask=0o022,
                 )
             os.close(write_fd)

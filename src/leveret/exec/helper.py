@@ -61,6 +61,7 @@ class Helper:
         self.host = host
         self.incarnation = procs.new_incarnation()
         self.files = procs.OpenFiles()
+        self.surroundings = spawn.Surroundings()
         self.devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self.units: dict[str, Unit] = {}
         #: processes that were started as tasks and are not reaped
@@ -481,6 +482,12 @@ class Helper:
             remaining = item.get("remaining_s")
             unit.limit(None if remaining is None else float(remaining))
 
+    def _on_winsize(self, connection: Connection, item: Json) -> None:
+        """``{unit, size: [rows, columns]}``: of the terminal of tasks that have one."""
+        unit = self.units.get(item["unit"])
+        if unit is not None:
+            unit.winsize(item["size"])
+
     def _on_ping(self, connection: Connection, item: Json) -> None:
         connection.out.append(message({"t": "pong"}))
 
@@ -501,6 +508,7 @@ class Helper:
         "ack": _on_ack,
         "forget": _on_forget,
         "limit": _on_limit,
+        "winsize": _on_winsize,
         "ping": _on_ping,
         "shutdown": _on_shutdown,
         "env": _on_env,

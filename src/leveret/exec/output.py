@@ -24,7 +24,8 @@ from typing import Protocol
 from . import procs
 from .outfile import FrameWriter
 from .record import Json, Records, clean, encode
-from .stream import OutStream, Watcher, utf8_cut
+from .redirect import FileSink, Redirects
+from .stream import OutStream, Sink, Watcher, utf8_cut
 
 #: An output record holds no more than this.
 RECORD_BYTES_MAX = 32768
@@ -86,13 +87,75 @@ class Output:
         self._retry: Timer | None = None
         self._copy_fd = -1
         self._sync_error: OSError | None = None
+        #: files of the user's that take output of tasks
+        self._redirects: Redirects | None = None
+        self._labels = [False, False]
 
-    def open(self, rank: int, stdout: int, stderr: int) -> None:
-        """Read a task's output from these pipes, and own them."""
+    def open(self, rank: int, stdout: int, stderr: int, redirect: list[int | None] | None = None) -> None:
+        """Read a task's output from these pipes, and own them; stderr is -1 for one that has ended.
+
+        ``redirect`` says which of the opened files each stream goes to, if any.
+        """
+        if redirect is not None:
+            self._open_redirected(rank, stdout, stderr, redirect)
+            return
         host, limit, unbuffered = self._host, self._limit, self._unbuffered
         self._streams.append(OutStream(host, self, stdout, rank, "stdout", limit, unbuffered))
-        self._streams.append(OutStream(host, self, stderr, rank, "stderr", limit, unbuffered))
-        self.open_count += 2
+        self.open_count += 1
+        if stderr >= 0:
+            self._streams.append(OutStream(host, self, stderr, rank, "stderr", limit, unbuffered))
+            self.open_count += 1
+        else:
+            self._keep_eof(rank)
+
+    def _open_redirected(self, rank: int, stdout: int, stderr: int, redirect: list[int | None]) -> None:
+        for number, (name, fd) in enumerate((("stdout", stdout), ("stderr", stderr))):
+            index = redirect[number]
+            if fd < 0:
+                if index is None:
+                    self._keep_eof(rank)
+                continue
+            sink: Sink = self
+            if index is not None:
+                assert self._redirects is not None
+                file = self._redirects.files[index]
+                sink = FileSink(file, b"%d: " % rank if self._labels[number] else b"", self._ended)
+            limit = self._limit if index is None else None
+            stream = OutStream(self._host, sink, fd, rank, name, limit, self._unbuffered)
+            if index is not None:
+                file.streams.append(stream)
+                if file.pending:
+                    stream.pause()
+            self._streams.append(stream)
+            self.open_count += 1
+
+    def stdout_fd(self, rank: int) -> int:
+        """The descriptor that the stdout of a task is read from; -1 at its end."""
+        return next((s.fd for s in self._streams if s.rank == rank and s.name == "stdout"), -1)
+
+    def _keep_eof(self, rank: int) -> None:
+        """The stderr of a task whose stderr is its terminal."""
+        if self._file is None:
+            self._records.add("output", {"rank": rank, "stream": "stderr", "data": "", "eof": True})
+        else:
+            self._file.append(rank, "stderr", True, 0, time.time(), b"")
+
+    def _ended(self) -> None:
+        self.open_count -= 1
+        self._changed()
+
+    def redirect(self, spec: Json, cwd: str, umask: int) -> None:
+        """Open the files that ``spec`` (the start message's ``redirect``) names. OSError, with the path."""
+        self._labels = [bool(label) for label in spec.get("label") or self._labels]
+        self._redirects = Redirects(
+            cwd,
+            spec["paths"],
+            bool(spec.get("append")),
+            umask,
+            self._host.at,
+            self._changed,
+            lambda text: self.log(0, 3, f"host {self._host.host}: {text}"),
+        )
 
     def copy_to(self, path: str) -> None:
         """Append what is written to a log file as well, as it comes. OSError if it cannot be opened."""
@@ -184,6 +247,10 @@ class Output:
                 stream.resume()
         return True
 
+    def flush_redirects(self) -> bool:
+        """Write what waits for files of the user's; False if a disk does not take it."""
+        return self._redirects is None or self._redirects.flush()
+
     def _block(self, file: FrameWriter, error: OSError) -> None:
         if not self.blocked:
             self.blocked = True
@@ -222,11 +289,13 @@ class Output:
         While the disk is full that is only done if output may be lost
         (``give_up``); False if it was not done.
         """
-        if self.blocked and not give_up:
+        if not give_up and (self.blocked or not self.flush_redirects()):
             return False
         for stream in self._streams:
             if stream.fd >= 0:
                 stream.drain()
+        if give_up and self._redirects is not None and (lost := self._redirects.discard()):
+            self.log(0, 3, f"host {self._host.host}: output files cannot be written: {lost} bytes of output lost")
         if not self.flush() and self._file is not None:
             lost = self._file.discard()
             self.blocked = False
@@ -262,6 +331,8 @@ class Output:
         if self._copy_fd >= 0:
             os.close(self._copy_fd)
             self._copy_fd = -1
+        if self._redirects is not None:
+            self._redirects.close()
         self._streams = []
 
 

@@ -9,6 +9,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from collections import deque
@@ -58,10 +59,33 @@ def utf8_cut(data: bytes, end: int) -> int:
     return end
 
 
+def _read(fd: int) -> bytes:
+    """What is there; nothing at the end, which a terminal that nobody has open any more tells by EIO."""
+    try:
+        return os.read(fd, READ_BYTES)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return b""
+
+
 class OutStream:
     """The reading end of a task's stdout or stderr."""
 
-    __slots__ = ("_held", "_loop", "_sink", "fd", "kept", "limit", "name", "offset", "rank", "total", "unbuffered")
+    __slots__ = (
+        "_held",
+        "_loop",
+        "_paused",
+        "_sink",
+        "fd",
+        "kept",
+        "limit",
+        "name",
+        "offset",
+        "rank",
+        "total",
+        "unbuffered",
+    )
 
     def __init__(
         self, loop: Watcher, sink: Sink, fd: int, rank: int, name: str, limit: int | None, unbuffered: bool
@@ -82,16 +106,18 @@ class OutStream:
         #: bytes handed to the sink; what lies between it and ``kept`` is held: less than PARTIAL_BYTES_MAX
         self.offset = 0
         self._held = b""
+        #: how many want that nothing is read
+        self._paused = 0
         loop.watch(fd, select.EPOLLIN, self.ready)
 
     def ready(self, events: int) -> None:
         """Read once: after EPOLLIN that never blocks, since nobody else reads this pipe."""
         if not events & _READABLE:
             return
-        data = os.read(self.fd, READ_BYTES)
+        data = _read(self.fd)
         if data and events & _HUP and len(data) < READ_BYTES:
             # All writers are gone, so a second read cannot block: the last data and the end go together.
-            more = os.read(self.fd, READ_BYTES)
+            more = _read(self.fd)
             if not more:
                 self.close(data)
                 return
@@ -108,7 +134,7 @@ class OutStream:
         for _ in range(64):
             if not poll.poll(0):
                 break
-            data = os.read(self.fd, READ_BYTES)
+            data = _read(self.fd)
             if not data:
                 break
             self._feed(data, False)
@@ -123,12 +149,14 @@ class OutStream:
 
     def pause(self) -> None:
         """Stop reading: the task will block on a full pipe."""
-        if self.fd >= 0:
+        self._paused += 1
+        if self.fd >= 0 and self._paused == 1:
             self._loop.unwatch(self.fd)
 
     def resume(self) -> None:
-        """Read again."""
-        if self.fd >= 0:
+        """Read again, unless somebody else wants that not."""
+        self._paused -= 1
+        if self.fd >= 0 and not self._paused:
             self._loop.watch(self.fd, select.EPOLLIN, self.ready)
 
     def _feed(self, data: bytes, eof: bool) -> None:

@@ -17,15 +17,30 @@ A spec is the object that ``start`` carries::
     tasks [{rank int, local int, env {str: str}}]      env is added to the unit's
     duration_s float|null   kill_timeout_s float       the time limit, and from SIGALRM to SIGKILL
     output {memory_max int, limit_bytes int|null, file str, unbuffered bool}     see output.py
-    stdin "pipe"|"null"
+    stdin "pipe"|"null"|"file"     of a file: ``input``, its path
     tmpdir str|null       made before (0700), removed with its contents at the end
     log str|null          a file to which output is appended as well
+
+and, if there is need (``manager/shellopts.py`` makes them)::
+
+    cores [int]           the unit's cores of the node: tasks are bound to the CPUs that stand for them
+    rlimit {name: int}    soft limits; -1 is none
+    redirect {paths [str], append bool, label [bool, bool]}     output to files; of a task: redirect [stdout, stderr],
+                          places in paths or null
+    archive {name: {mode, data, encoding}}      files that are made in tmpdir (RFC 37)
+    signal {signum, timeleft_s, log bool}       sent once, before the time limit
+    pty {ranks [int]|"all", size [rows, columns]}     tasks with a terminal
+    logs [[level, component, message]]          said when the tasks have started
+    verbose int           say more
+    refusal {note, status, logs}                start nothing
+    of a task: argv [str], cores [int] or cpus [int] in place of the unit's
 
 What is told is a row of numbered records (``record.py``), each with ``k``::
 
     log           {rank, level, message}                 anywhere
     start         {pids}                                 all tasks have been spawned, or else
     start-failed  {rank, errno, message, exitcode}       127 not found, 126 not executable and all else
+    refused       {rank, note, status, logs}             nothing was started: files or options cannot be
     output        {rank, stream, data, encoding?, eof?}  encoding is "base64" if data is no UTF-8
     extent        {file, start, end}                     a range of the output file, in bytes
     timeout       {}                                     the time limit has expired; SIGALRM was sent
@@ -43,9 +58,9 @@ import errno
 import os
 import signal
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
-from . import procs, spawn
+from . import procs, pty, spawn
 from .output import Output, OutputHost, Timer, WorkOutput
 from .record import Json, Records, clean
 from .stream import StdinPipe
@@ -65,6 +80,7 @@ class Host(OutputHost, Protocol):
     incarnation: str
     devnull: int
     files: procs.OpenFiles
+    surroundings: spawn.Surroundings
     #: while it is set, what is emitted may wait a moment for company
     patient: bool
 
@@ -160,6 +176,12 @@ class Unit:
         self._sweep_timer: Timer | None = None
         self._sweep_interval_s = SWEEP_FIRST_S
         self._drain_timer: Timer | None = None
+        #: {signum, timeleft_s, log} of the warning before the time limit, until it was sent
+        self._warning: Json | None = spec.get("signal")
+        self._warning_timer: Timer | None = None
+        #: ranks with a terminal: "all", or a list
+        self._terminals: Any = (spec.get("pty") or {}).get("ranks", ())
+        self._verbose = bool(spec.get("verbose"))
 
     def ack(self, n: int) -> None:
         """The daemon has stored all records up to ``n``."""
@@ -188,9 +210,18 @@ class Unit:
             rank = int(tasks[0]["rank"])
             self._prepare(spec, rank)
             command = str(spec["argv"][0])
-            for item in tasks:
-                rank = int(item["rank"])
-                self._spawn(spec, item, rank)
+            settings = spawn.Settings(spec, self._host.surroundings)
+            self._bind(settings.cpus)
+            try:
+                for item in tasks:
+                    rank = int(item["rank"])
+                    self._spawn(spec, item, rank, settings)
+            finally:
+                self._unbind(settings.cpus)
+        except spawn.Refused as refused:
+            self._start_failed = True
+            self._status = refused.status
+            self.records.add("refused", {"rank": rank, **refused.fields})
         except OSError as error:
             number = error.errno or errno.EINVAL
             exitcode = 127 if number == errno.ENOENT and command else 126
@@ -201,13 +232,21 @@ class Unit:
             self._host.patient = True
             self.records.add("start", {"pids": [task.pid for task in self._tasks]})
             self._host.patient = False
+            self._say(spec.get("logs"))
             duration = spec.get("duration_s")
             if duration is not None:
                 self.limit(float(duration))
         if not self._live:
             self._all_exited()
 
+    def _say(self, logs: list[Any] | None) -> None:
+        for level, component, text in logs or ():
+            self._output.log(0, level, text, component=component)
+
     def _prepare(self, spec: Json, rank: int) -> None:
+        refusal = spec.get("refusal")
+        if refusal:
+            raise spawn.Refused(refusal["note"], refusal["status"], refusal["logs"])
         tmpdir = spec.get("tmpdir")
         if tmpdir:
             spawn.make_private_dir(tmpdir)
@@ -218,28 +257,81 @@ class Unit:
                 self._output.copy_to(log)
             except OSError as error:
                 self._output.log(rank, 3, f"host {self._host.host}: {log}: {error.strerror}")
+        redirect, path = spec.get("redirect"), spec.get("input")
+        if redirect or path:
+            self._prepare_files(spec, rank, redirect, path)
+        archive = spec.get("archive")
+        if archive and tmpdir:
+            spawn.unpack(tmpdir, archive)
 
-    def _spawn(self, spec: Json, item: Json, rank: int) -> None:
+    def _prepare_files(self, spec: Json, rank: int, redirect: Json | None, path: str | None) -> None:
+        """Paths are relative to the tasks' folder, so it is settled first which that is."""
+        cwd = spec.get("cwd") or "/"
+        if cwd != spawn.CWD_FALLBACK and (cause := spawn.chdir_problem(cwd)) is not None:
+            self._fall_back(spec, rank, cwd, cause)
+        cwd = spec.get("cwd") or "/"
+        if path:
+            os.close(spawn.open_input(cwd, path))
+        if redirect:
+            umask = spec.get("umask")
+            try:
+                self._output.redirect(redirect, cwd, 0o022 if umask is None else int(umask))
+            except OSError as error:
+                raise spawn.cannot_redirect(error) from None
+
+    def _bind(self, cpus: frozenset[int] | None) -> None:
+        """Our own CPUs, which tasks inherit."""
+        if cpus is not None:
+            try:
+                os.sched_setaffinity(0, cpus)
+            except OSError:
+                pass  # the CPUs have been taken from us meanwhile
+
+    def _unbind(self, cpus: frozenset[int] | None) -> None:
+        if cpus is not None:
+            self._bind(frozenset(self._host.surroundings.all_cpus))
+
+    def _spawn(self, spec: Json, item: Json, rank: int, settings: spawn.Settings) -> None:
         host = self._host
         own: dict[str, str] = {**(spec.get("env") or {}), **(item.get("env") or {})}
         own[procs.MARKER] = f"{host.incarnation}/{self.name}"
         env = {**self.base_env, **spawn.encode_env(own)}
         ours: list[int] = []
         theirs: list[int] = []
+        terminal = bool(self._terminals) and (self._terminals == "all" or rank in self._terminals)
+        argv = item.get("argv") or spec["argv"]
         try:
-            if spec.get("stdin") == "pipe":
+            if terminal:
+                stdout, stdout_write = pty.open_pty((spec.get("pty") or {}).get("size"))
+                ours.append(stdout)
+                theirs.append(stdout_write)
+                stderr, stderr_write = -1, stdout_write
+            if spec.get("stdin") == "file":
+                stdin, write = spawn.open_input(spec.get("cwd") or "/", spec["input"]), -1
+                theirs.append(stdin)
+            elif terminal:
+                stdin, write = stdout_write, -1
+            elif spec.get("stdin") == "pipe":
                 stdin, write = os.pipe2(os.O_CLOEXEC)
                 ours.append(write)
                 theirs.append(stdin)
             else:
                 stdin, write = host.devnull, -1
-            stdout, stdout_write = os.pipe2(os.O_CLOEXEC)
-            ours.append(stdout)
-            theirs.append(stdout_write)
-            stderr, stderr_write = os.pipe2(os.O_CLOEXEC)
-            ours.append(stderr)
-            theirs.append(stderr_write)
-            pid = self._popen(spec, env, rank, stdin, stdout_write, stderr_write)
+            if not terminal:
+                stdout, stdout_write = os.pipe2(os.O_CLOEXEC)
+                ours.append(stdout)
+                theirs.append(stdout_write)
+                stderr, stderr_write = os.pipe2(os.O_CLOEXEC)
+                ours.append(stderr)
+                theirs.append(stderr_write)
+            cpus = self._own_cpus(item)
+            self._bind(cpus)
+            try:
+                fds = (stdin, stdout_write, stderr_write)
+                pid = self._popen(spec, argv, env, rank, fds, settings.limits, terminal)
+            finally:
+                if cpus is not None:
+                    self._bind(settings.cpus or frozenset(host.surroundings.all_cpus))
         except BaseException:
             for fd in ours:
                 os.close(fd)
@@ -247,26 +339,47 @@ class Unit:
         finally:
             for fd in theirs:
                 os.close(fd)
-        pipe = StdinPipe(host, write, rank, lambda: host.stdin_moved(self)) if write >= 0 else None
+        pipe: StdinPipe | None = None
+        if write >= 0:
+            pipe = StdinPipe(host, write, rank, lambda: host.stdin_moved(self))
+        elif terminal and spec.get("stdin") == "pipe":
+            pipe = pty.PtyInput(host, stdout, rank, lambda: host.stdin_moved(self))
         task = Task(self, rank, int(item.get("local", 0)), pid, pipe)
         self._tasks.append(task)
         self._live += 1
-        if self._group:
+        if self._group or terminal:
             self.sessions.add(pid)
         host.spawned(task)
-        self._output.open(rank, stdout, stderr)
+        self._output.open(rank, stdout, stderr, item.get("redirect"))
 
-    def _popen(self, spec: Json, env: dict[bytes, bytes], rank: int, stdin: int, stdout: int, stderr: int) -> int:
+    def _own_cpus(self, item: Json) -> frozenset[int] | None:
+        if "cores" in item:
+            return self._host.surroundings.cpus_of(item["cores"])
+        return self._host.surroundings.among(item["cpus"]) if "cpus" in item else None
+
+    def _popen(
+        self,
+        spec: Json,
+        argv: list[str],
+        env: dict[bytes, bytes],
+        rank: int,
+        fds: tuple[int, int, int],
+        limits: list[tuple[int, int]],
+        terminal: bool,
+    ) -> int:
         cwd = spec.get("cwd") or "/"
         try:
-            return spawn.popen(spec, env, cwd, self._host.files, stdin, stdout, stderr)
+            return spawn.popen(spec, argv, env, cwd, self._host.files, *fds, limits, terminal)
         except spawn.CannotChdir as error:
             if cwd == spawn.CWD_FALLBACK:
                 raise error.cause from None
-            text = f"host {self._host.host}: Could not change dir to {cwd}: {error.cause.strerror}"
-            self._output.log(rank, 3, f"{text}. Going to {spawn.CWD_FALLBACK} instead")
+            self._fall_back(spec, rank, cwd, error.cause)
+        return self._popen(spec, argv, env, rank, fds, limits, terminal)
+
+    def _fall_back(self, spec: Json, rank: int, cwd: str, cause: OSError) -> None:
+        text = f"host {self._host.host}: Could not change dir to {cwd}: {cause.strerror}"
+        self._output.log(rank, 3, f"{text}. Going to {spawn.CWD_FALLBACK} instead")
         spec["cwd"] = spawn.CWD_FALLBACK  # for the other tasks too, and said once
-        return self._popen(spec, env, rank, stdin, stdout, stderr)
 
     def _fail(self, rank: int, number: int, exitcode: int, command: str, reason: str) -> None:
         self._start_failed = True
@@ -304,8 +417,36 @@ class Unit:
         if self._limit_timer is not None:
             self._limit_timer.cancel()
             self._limit_timer = None
+        if self._warning_timer is not None:
+            self._warning_timer.cancel()
+            self._warning_timer = None
         if remaining_s is not None and self.phase == "running" and not self._timed_out:
             self._limit_timer = self._host.at(procs.boottime() + remaining_s, self._expired)
+            if self._warning is not None:
+                left_s = min(float(self._warning["timeleft_s"]), remaining_s)
+                self._warning_timer = self._host.at(procs.boottime() + remaining_s - left_s, lambda: self._warn(left_s))
+
+    def _warn(self, left_s: float) -> None:
+        """The time limit comes near: the signal that was asked for, once."""
+        self._warning_timer = None
+        warning, self._warning = self._warning, None
+        if warning is None or self.phase != "running":
+            return
+        signum = int(warning["signum"])
+        if warning.get("log"):
+            name = signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
+            text = f"job will expire in {left_s:.1f}s, sending {name} to job"
+            self._output.log(0, 6, text, component="signal")
+        self._signal(signum)
+
+    def winsize(self, size: list[int]) -> None:
+        """The client's terminal has another size: rows and columns."""
+        self.start()
+        for task in self._tasks:
+            if self._terminals and (self._terminals == "all" or task.rank in self._terminals):
+                fd = self._output.stdout_fd(task.rank)
+                if fd >= 0:
+                    pty.set_size(fd, size)
 
     def _expired(self) -> None:
         self._limit_timer = None
@@ -394,15 +535,15 @@ class Unit:
                 "exitcode": code,
             },
         )
+        if self._verbose:
+            self._output.log(task.rank, 7, f"task {task.rank} complete status={code}")
         self._live -= 1
         if not self._live:
             self._all_exited()
 
     def _all_exited(self) -> None:
         self.phase = "ending"
-        if self._limit_timer is not None:
-            self._limit_timer.cancel()
-            self._limit_timer = None
+        self.limit(None)
         self._host.sweep_later(self)
 
     def sweep_again(self) -> None:
@@ -442,7 +583,7 @@ class Unit:
 
     def settle(self) -> None:
         """The end of a pass in which something happened: write, tell, and end if nothing is left to do."""
-        if not self._output.flush():
+        if not (self._output.flush() and self._output.flush_redirects()):
             if self.phase == "draining" and self._drain_timer is None:
                 self._drain_later()
             return
@@ -474,6 +615,8 @@ class Unit:
             self._host.offload(lambda: spawn.remove_tree(tmpdir), lambda: None)
 
     def _end(self) -> None:
+        if self._verbose:
+            self._output.log(0, 7, f"exit {self._status >> 8}")
         self._output.close()
         fields: Json = {"status": self._status}
         if isinstance(self._output, WorkOutput):

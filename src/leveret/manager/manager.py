@@ -795,5 +795,8 @@ class PluginPort:
     async def closed(self, jobid: int, kind: str, name: str) -> None:
         await self._manager.works.wait_closed(jobid, f"{kind}/{name}")
 
+    def now(self) -> float:
+        return self._manager.clock.time()
+
     def log(self, message: str, **details: Any) -> None:
         self._manager.log.info(message, plugin=self._plugin, **details)

@@ -97,9 +97,10 @@ class Queries:
         count: int = 1000,
         since: float = 0.0,
     ) -> list[Record]:
-        """Active jobs first, the newest first; then inactive ones, the newest end first.
+        """The newest submission first.
 
-        Without `states` and `results` jobs of every state; `results` alone means inactive ones. `count` 0 means all.
+        Without `states` and `results` jobs of every state; `results` alone means inactive ones; `since` is about when
+        inactive ones ended. `count` 0 means all.
         """
         await self.store.barrier()
         if ids is not None:
@@ -126,18 +127,27 @@ class Queries:
             ):
                 out.append(self._dress(record))
 
-        if not allowed:
-            for jobid in sorted(self.manager.entries, reverse=True):
-                entry = self.manager.entries[jobid]
-                if entry.job.state in wanted and len(out) < limit:
+        active = [] if allowed else sorted(self.manager.entries, reverse=True)
+        at = 0
+
+        def take_active(above: int) -> None:
+            nonlocal at
+            while at < len(active) and active[at] > above and len(out) < limit:
+                entry = self.manager.entries.get(active[at])
+                at += 1
+                if entry is not None and entry.job.state in wanted:
                     take(self.manager.record(entry))
+
         if State.INACTIVE in wanted or allowed:
             for number, body in enumerate(self.store.inactive(1 << 62, since)):
+                record = _decode(body)
+                take_active(record["id"])
                 if len(out) >= limit:
                     break
-                take(_decode(body))
+                take(record)
                 if number % 500 == 499:
                     await asyncio.sleep(0)
+        take_active(0)
         return out
 
     def _uid(self, user: str) -> int | None:

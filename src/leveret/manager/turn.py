@@ -119,8 +119,11 @@ class Turn:
         old = entry.job
         event = Event(max(self.now, old.t_last), name, context)
         new = apply_event(old, event)
-        if name in OPENERS and "start" in entry.in_flight and not old.started and len(new.blocked("start")) > len(
-            old.blocked("start")
+        if (
+            name in OPENERS
+            and "start" in entry.in_flight
+            and not old.started
+            and len(new.blocked("start")) > len(old.blocked("start"))
         ):
             raise EventError(f"{name}: the start of the job was requested already")
         jobid = new.id

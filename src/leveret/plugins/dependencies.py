@@ -1,15 +1,17 @@
-"""Dependencies on other jobs (RFC 26): afterok, afterany, afternotok, afterexcept, afterstart (and its old name after).
+"""Dependencies on other jobs (RFC 26): afterok, afterany, afternotok, afterexcept, afterstart (and its old name after);
+and on time: begin-time.
 
 `after*` but `afterstart` wait for the antecedent's `clean`: its data is where it belongs by then.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from leveret.core import jobid as jobids
 from leveret.core.event import Event
-from leveret.core.job import Job
+from leveret.core.job import Hold, Job
 from leveret.core.verdict import COMPLETED
 from leveret.errors import FormatError
 from leveret.plugins.hooks import Answer, Answers, DependencyHold, Finish, Plugin, Raise, Reject
@@ -42,7 +44,7 @@ def satisfied(kind: str, antecedent: Job, result: str) -> bool:
 class Dependencies(Plugin):
     """Waits by antecedent, so that one end looks only at its own dependents."""
 
-    schemes = tuple(NAMES)
+    schemes = (*NAMES, "begin-time")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -50,6 +52,8 @@ class Dependencies(Plugin):
 
     def dependency(self, job: Job, dependency: dict[str, Any]) -> Answers:
         scheme, value = str(dependency["scheme"]), str(dependency.get("value", ""))
+        if scheme == "begin-time":
+            return self._begin_time(value)
         try:
             other = jobids.parse(value)
         except FormatError:
@@ -73,6 +77,30 @@ class Dependencies(Plugin):
         else:
             self._wait(other, job.id, name)
         return answers
+
+    def _begin_time(self, value: str) -> Answers:
+        """Seconds since the epoch. A dependency on time has no deadline: it is one."""
+        try:
+            when = float(value)
+            if not 0 <= when < 1e11:
+                raise ValueError
+        except ValueError:
+            return Reject(f"Invalid begin-time={value}")
+        name = f"begin-time={when:.3f}"
+        if when <= self.manager.now():
+            return [DependencyHold(name), Finish("dependency", name)]
+        return DependencyHold(name, work=self._until(when))
+
+    async def _until(self, when: float) -> int:
+        while (left_s := when - self.manager.now()) > 0:
+            await asyncio.sleep(min(left_s, 3600))  # the clock may be set
+        return 0
+
+    async def resume(self, job: Job, hold: Hold) -> int | None:
+        kind, _, value = hold.name.partition("=")
+        if kind == "begin-time":
+            return await self._until(float(value))
+        raise NotImplementedError  # closed by the antecedent's end
 
     def _wait(self, antecedent: int, dependent: int, name: str) -> None:
         self._waiting.setdefault(antecedent, {}).setdefault(dependent, set()).add(name)

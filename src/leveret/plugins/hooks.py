@@ -224,6 +224,9 @@ class Manager(Protocol):
     async def closed(self, jobid: int, kind: str, name: str) -> None:
         """Return once that hold is not open (any more)."""
 
+    def now(self) -> float:
+        """Seconds since the epoch."""
+
     def log(self, message: str, **details: Any) -> None:
         """To the instance's log."""
 

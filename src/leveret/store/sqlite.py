@@ -324,11 +324,11 @@ class Store:
         return b"{}" if row is None else bytes(row[0])
 
     def inactive(self, limit: int, since: float = 0.0) -> Iterable[bytes]:
-        """Final records, the newest end first."""
+        """Final records of jobs that ended at `since` or later, the newest job first."""
         return (
             r[0]
             for r in self.read.execute(
-                "SELECT record FROM done WHERE t_inactive>=? ORDER BY t_inactive DESC, id DESC LIMIT ?", (since, limit)
+                "SELECT record FROM done WHERE t_inactive>=? ORDER BY id DESC LIMIT ?", (since, limit)
             )
         )
 
