@@ -23,16 +23,15 @@ LEVERET = str(Path(sys.executable).with_name("leveret"))
 
 
 @contextlib.contextmanager
-def instance() -> Iterator[dict[str, str]]:
+def instance(config: str = "", size: int = 1) -> Iterator[dict[str, str]]:
     """An instance with state of its own; yields the environment that addresses it."""
     with tempfile.TemporaryDirectory(prefix="leveret-bench-") as base:
         socket = f"{base}/sock"
         read, write = os.pipe()
-        daemon = subprocess.Popen(
-            [sys.executable, "-m", "leveret.daemon", "--statedir", f"{base}/state", "--socket", socket, "--ready-fd", str(write)],
-            pass_fds=[write],
-            stdin=subprocess.DEVNULL,
-        )
+        Path(f"{base}/leveret.toml").write_text(config)
+        command = [sys.executable, "-m", "leveret.daemon", "--statedir", f"{base}/state", "--socket", socket]
+        command += ["--size", str(size), "--config", f"{base}/leveret.toml", "--ready-fd", str(write)]
+        daemon = subprocess.Popen(command, pass_fds=[write], stdin=subprocess.DEVNULL)
         os.close(write)
         with os.fdopen(read) as ready:
             answer = ready.readline().strip()
@@ -50,7 +49,13 @@ def timed(command: list[str], env: dict[str, str] | None = None, text: str | Non
     """Wall seconds of a command that must succeed."""
     began = time.perf_counter()
     done = subprocess.run(
-        command, env=env, input=text, text=True, stdout=subprocess.DEVNULL, stdin=None if text else subprocess.DEVNULL, timeout=600
+        command,
+        env=env,
+        input=text,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stdin=None if text else subprocess.DEVNULL,
+        timeout=600,
     )
     if done.returncode:
         raise SystemExit(f"{command}: exit code {done.returncode}")
@@ -68,6 +73,21 @@ def jobs(rounds: int = 7, count: int = 1000) -> dict[str, float]:
         for _ in range(rounds):
             ours.append(count / timed(submit, env))
             peers.append(count / timed(["xargs", "-P2", "-n1", "true"], text=numbers))
+    ours_s, peer_s = statistics.median(ours), statistics.median(peers)
+    return {"jobs_per_s": ours_s, "xargs_per_s": peer_s, "ratio": ours_s / peer_s}
+
+
+def simulated(rounds: int = 5, count: int = 4000) -> dict[str, float]:
+    """Jobs of the simulated engine (64 cores), from submit to clean, beside `xargs -P2 -n1 true`."""
+    numbers = "\n".join(map(str, range(1000)))
+    ours: list[float] = []
+    peers: list[float] = []
+    with instance('[exec]\nengine = "simulated"\n') as env:
+        submit = [LEVERET, "submit", f"--cc=1-{count}", "--wait", "--quiet", "true"]
+        timed([LEVERET, "submit", "--cc=1-200", "--wait", "--quiet", "true"], env)
+        for _ in range(rounds):
+            ours.append(count / timed(submit, env))
+            peers.append(1000 / timed(["xargs", "-P2", "-n1", "true"], text=numbers))
     ours_s, peer_s = statistics.median(ours), statistics.median(peers)
     return {"jobs_per_s": ours_s, "xargs_per_s": peer_s, "ratio": ours_s / peer_s}
 
@@ -119,7 +139,12 @@ def commits(seconds: float = 3.0) -> dict[str, float]:
     return {"busy_rows_per_s": busy, "idle_rows_per_s": idle, "ratio": busy / idle}
 
 
-MEASUREMENTS: dict[str, Callable[[], dict[str, float]]] = {"jobs": jobs, "startup": startup, "commits": commits}
+MEASUREMENTS: dict[str, Callable[[], dict[str, float]]] = {
+    "jobs": jobs,
+    "simulated": simulated,
+    "startup": startup,
+    "commits": commits,
+}
 
 
 def main() -> int:

@@ -50,6 +50,7 @@ class Options:
         stdin_ranks: str = "all",
         tail: int | None = None,
         owns: bool = False,
+        no_stdin: bool = False,
     ) -> None:
         self.show_events = show_events
         self.show_exec = show_exec
@@ -61,6 +62,8 @@ class Options:
         self.read_only = read_only
         self.unbuffered = unbuffered
         self.stdin_ranks = stdin_ranks
+        #: the tasks read something else
+        self.no_stdin = no_stdin
         self.tail = tail
         #: the job is ours (`run`): it ends by SIGPIPE when nobody reads its output, as a command in a pipe does
         self.owns = owns
@@ -102,7 +105,7 @@ class Attach:
         stdin = None
         if not self.options.read_only:
             signals.install()
-            stdin = Stdin(self.client, self.jobid, self.options.stdin_ranks) if is_open() else None
+            stdin = Stdin(self.client, self.jobid, self.options.stdin_ranks) if self._has_stdin() else None
         try:
             with stream:
                 record = self._follow(stream, stdin)
@@ -118,6 +121,9 @@ class Attach:
             if stdin is not None:
                 stdin.close()
         return self._end(record)
+
+    def _has_stdin(self) -> bool:
+        return not self.options.no_stdin and is_open()
 
     def _follow(self, stream: EventStream, stdin: Stdin | None) -> dict[str, Any] | None:
         """Until the end of the stream (its record) or the awaited event (None)."""

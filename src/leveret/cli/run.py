@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from leveret.cli import envrules, output, submission
+from leveret.cli import envrules, output, submission, taskopts
 from leveret.cli.submission_command import SubmissionCommand
 
 
@@ -36,6 +36,9 @@ def run(**params: Any) -> int:
     for notice in submission.deprecations(params["dependency"]):
         output.plain(notice)
     urgency, flags = submission.urgency_of(params["urgency"]), submission.flags_of(params["flags"])
+    stdin_ranks = taskopts.ranks_of(params["input"])
+    if stdin_ranks:
+        params["input"] = ""
     spec = submission.build(params, envrules.apply(params["env"], envrules.inherited()))
     if params["dry_run"]:
         output.json_data(spec)
@@ -54,6 +57,8 @@ def run(**params: Any) -> int:
             wait_event=params["wait_event"] or "",
             label=params["label_io"],
             unbuffered=params["unbuffered"],
+            stdin_ranks=stdin_ranks or "all",
+            no_stdin=bool(params["input"]),
             owns=True,
         )
         return Attach(client, jobid, options).run()

@@ -1,7 +1,7 @@
 """What `run` and `submit` share: their options, and the jobspec that these ask for.
 
-Environment rules are in `envrules.py`. Not done, of Flux's options: --add-file, --requires, --rlimit, --signal,
---taskmap, --input, --output, --error, --cores and the other per-resource options.
+Environment rules are in `envrules.py`, what is about tasks in `taskopts.py`. Not done, of Flux's options: --requires,
+--cores and the other per-resource options.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from leveret.cli import taskopts
 from leveret.cli.output import Fail
 from leveret.core import duration, jobspec
 from leveret.errors import FormatError, InvalidError
@@ -49,8 +50,15 @@ def options(*more: Callable[[Any], Any]) -> Callable[[Any], Any]:
         opt("-o", "--setopt", metavar="OPT[=VAL]", multiple=True, help="Shell option (default value 1)."),
         opt("--stage-in", metavar="SRC:DST", multiple=True, help="Copy SRC to DST before the tasks start."),
         opt("--stage-out", metavar="SRC:DST", multiple=True, help="Copy SRC to DST when the tasks have ended."),
+        opt("--input", metavar="FILE|RANKS", default="", help="Stdin of the tasks from a file, or (run) for some ranks."),
+        opt("--output", metavar="FILE", default="", help="Stdout to a file; {{id}}, {{taskid}} and such are replaced."),
+        opt("--error", metavar="FILE", default="", help="Stderr to a file (default: where --output goes)."),
         opt("-l", "--label-io", is_flag=True, help="Prefix each line of output with the task's rank."),
         opt("-u", "--unbuffered", is_flag=True, help="Do not buffer stdin, stdout and stderr by lines."),
+        opt("--rlimit", metavar="RULE", multiple=True, help="Soft limits that go with the job: NAME[=VALUE], -PATTERN."),
+        opt("--signal", metavar="[SIG][@TIME]", help="Signal the tasks before the time limit (default USR1@60s)."),
+        opt("--taskmap", metavar="SCHEME", help="Places of the tasks: block, cyclic[:N] or manual:MAP."),
+        opt("--add-file", metavar="[NAME=]PATH", multiple=True, help="A file for the tasks, in FLUX_JOB_TMPDIR."),
         opt("--flags", metavar="FLAGS", default="", help="Submit flags: debug, waitable, novalidate."),
         *more,
         opt("--dry-run", is_flag=True, help="Print the jobspec and submit nothing."),
@@ -120,11 +128,19 @@ def build(params: Parameters, environment: dict[str, str]) -> dict[str, Any]:
     }
     if staging:
         system["staging"] = staging
-    if params["unbuffered"]:
-        for stream in ("stdout", "stderr"):
-            jobspec.setopt(spec, f"output.{stream}.buffer.type", "none")
-        jobspec.setopt(spec, "output.batch-timeout", 0.05)
-        jobspec.setopt(spec, "input.batch-timeout", 0)
+    if rlimits := taskopts.rlimits(params["rlimit"]):
+        jobspec.setopt(spec, "rlimit", rlimits)
+    if mask := taskopts.umask():
+        jobspec.setopt(spec, "umask", mask)
+    if params["signal"] is not None:
+        jobspec.setopt(spec, "signal", taskopts.signal_of(params["signal"]))
+    if params["taskmap"] is not None:
+        jobspec.setopt(spec, "taskmap", taskopts.taskmap_of(params["taskmap"]))
+    if params["add_file"]:
+        system["files"] = taskopts.files_of(params["add_file"])
+    taskopts.set_streams(
+        spec, params["output"], params["error"], params["input"], params["label_io"], params["unbuffered"]
+    )
     for text in params["setopt"]:
         jobspec.setopt(spec, *key_value(text))
     for text in params["setattr"]:

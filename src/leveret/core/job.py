@@ -76,6 +76,7 @@ class Cause(msgspec.Struct, frozen=True):
     note: str
     userid: int | None = None
     timestamp: float = 0.0
+    wait_status: int | None = None  #: what the tasks' status is because of it, where it says so
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -286,6 +287,7 @@ def _exception(job: Job, event: Event) -> Change:
         str(event.get("note", "")),
         event.get("userid"),
         event.timestamp,
+        status if type(status := event.get("wait_status")) is int else None,
     )
     change: Change = {"exceptions": job.exceptions + 1}
     if job.worst is None or cause.severity < job.worst.severity:

@@ -9,6 +9,7 @@ import msgspec
 from leveret.core.job import Job
 from leveret.core.jobspec import Digest
 from leveret.core.resources import Rset
+from leveret.manager.shellopts import Shell
 
 
 class NodeAsk:
@@ -50,18 +51,21 @@ class Entry:
         "digest",
         "dirty",
         "env_hash",
+        "exits",
         "in_flight",
         "job",
         "lines",
         "owners",
         "progress",
         "rset",
+        "shell",
         "stdin_bytes",
         "stdin_recorded",
         "stopping",
         "task_exit",
         "timed_out",
         "unwanted",
+        "winsize",
     )
 
     def __init__(self, job: Job, digest: Digest) -> None:
@@ -79,6 +83,9 @@ class Entry:
         self.unwanted: set[str] = set()  #: units of plugins' work that were stopped before they began
         self.task_exit = False  #: shell.task-exit was logged (the first task only)
         self.timed_out = False
+        self.exits = 0  #: tasks that have exited since the daemon started
+        self.shell: Shell | None = None  #: its shell options, once they have been looked at
+        self.winsize: list[int] | None = None  #: rows and columns of the client's terminal
         self.stdin_bytes = 0  #: bytes taken from clients
         self.stdin_recorded = 0  #: of these, bytes that guest.input holds
 

@@ -379,6 +379,8 @@ class Manager:
         entry = self.entry(jobid)
         if entry.job.status is not None or entry.job.fatal is not None:
             raise ConflictError("stdin not accepted by job")
+        if self.perform.shell(entry).input is not None:
+            raise ConflictError("stdin not accepted by job", "its tasks read a file")
         if offset < entry.stdin_bytes:
             data = data[entry.stdin_bytes - offset :]
         elif offset > entry.stdin_bytes:
@@ -668,6 +670,7 @@ class Manager:
                     turn.touched.setdefault(entry.job.id, entry)
                     if entry.job.state is SCHED:
                         turn.post(entry, "flux-restart")
+                self.units.watch_exit_again(entry)
             except Exception:
                 self.log.exception("job cannot go on", job=jobids.encode(entry.job.id))
         # those that were on disk; what the turns above have opened begins by itself

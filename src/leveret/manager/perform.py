@@ -12,6 +12,7 @@ from leveret.config import duration_error
 from leveret.core import duration, taskmap
 from leveret.core import jobid as jobids
 from leveret.errors import FormatError, NotFoundError
+from leveret.manager import shellopts
 from leveret.manager.entry import Entry, NodeAsk
 from leveret.manager.ports import Batch
 from leveret.manager.turn import Turn
@@ -30,6 +31,8 @@ class Perform:
             raise duration_error(manager.config, "exec.kill-timeout", error.message) from None
         self._results: dict[str, list[asyncio.Future[WorkResult]]] = {}
         self._progress: dict[str, Callable[[dict[str, Any]], None]] = {}
+        #: job → asks that are sent when its first node has begun: that one empties the files that they share
+        self._rest: dict[int, list[tuple[NodeAsk, dict[str, Any]]]] = {}
 
     # ---- a job's tasks -----------------------------------------------------------------------------
 
@@ -44,11 +47,34 @@ class Perform:
             entry.dirty.add((ask.unit, ask.node))
         self.manager.units.asked_at[entry.job.id] = turn.now
 
+        now = asks
+        if (shell := self.shell(entry)) is not shellopts.PLAIN and shell.common_file(len(asks)):
+            now = asks[:1]
+            self._rest[entry.job.id] = [(ask, specs[ask.node]) for ask in asks[1:]]
+
         def send() -> None:
-            for ask in asks:
+            for ask in now:
                 self.send(ask, specs[ask.node])
 
         turn.batch.urgent.append(send)
+
+    def send_rest(self, entry: Entry) -> None:
+        """The first node has begun, or will not: the others may."""
+        for ask, spec in self._rest.pop(entry.job.id, ()):
+            self.send(ask, spec)
+            if "kill" in entry.in_flight and ask.status is None:
+                self.manager.engine.signal(ask.node, ask.unit, signal.SIGTERM, self.kill_timeout_s)
+
+    def shell(self, entry: Entry) -> shellopts.Shell:
+        """The job's shell options."""
+        if entry.shell is None:
+            entry.shell = shellopts.read(self.manager.jobspec(entry.job.id))
+        return entry.shell
+
+    def layout(self, entry: Entry) -> list[list[int]]:
+        """The ranks of the tasks on each allocated node."""
+        counts = self.task_counts(entry)
+        return shellopts.place(self.shell(entry), counts) or taskmap.place("block", "", counts)
 
     def send(self, ask: NodeAsk, spec: dict[str, Any]) -> None:
         """The ask is on disk. The helper that it was made to may be gone by now; another one must not hear of it."""
@@ -65,6 +91,9 @@ class Perform:
         options = (system.get("shell") or {}).get("options") or {}
         test = (system.get("exec") or {}).get("test")  # read by the simulated engine
         counts = self.task_counts(entry)
+        shell = self.shell(entry)
+        placed = shellopts.place(shell, counts)
+        refusal = shellopts.refusal_of(shell, counts)
         f58 = jobids.encode(job.id)
         nodes = [node for node, count in zip(rset.ranks, counts, strict=True) if count]
         # null unsets a variable (RFC 14)
@@ -89,10 +118,11 @@ class Perform:
         if env_key is None or any(key.startswith("attributes.system.environment") for key in job.updates):
             env_key = f"job-{job.id}"
         specs: dict[int, dict[str, Any]] = {}
-        rank = 0
-        for node, count in zip(rset.ranks, counts, strict=True):
+        first = 0
+        for at, (node, count) in enumerate(zip(rset.ranks, counts, strict=True)):
             if not count:
                 continue
+            ranks = range(first, first + count) if placed is None else placed[at]
             tmpdir = os.path.join(manager.tmp_dir, f"jobtmp-{node}-{f58}")
             hexid = f"{job.id:016x}"
             specs[node] = {
@@ -105,12 +135,13 @@ class Perform:
                 "base_env": base,
                 "tasks": [
                     {
-                        "rank": rank + local,
+                        "rank": rank,
                         "local": local,
-                        "env": {"FLUX_TASK_RANK": str(rank + local), "FLUX_TASK_LOCAL_ID": str(local)},
+                        "env": {"FLUX_TASK_RANK": str(rank), "FLUX_TASK_LOCAL_ID": str(local)},
                     }
-                    for local in range(count)
+                    for local, rank in enumerate(ranks)
                 ],
+                "cores": rset.ranks[node].cores,
                 "duration_s": digest.duration_s or None,
                 "kill_timeout_s": self.kill_timeout_s,
                 "output": {
@@ -127,7 +158,17 @@ class Perform:
             }
             if test:
                 specs[node]["test"] = test
-            rank += count
+            if rlimit := options.get("rlimit"):
+                specs[node]["rlimit"] = rlimit
+            if shell is not shellopts.PLAIN:
+                part = rset.ranks[node]
+                place = shellopts.Place(
+                    job.id, digest.name, sum(counts), len(nodes), len(specs) - 1, part.host, part.cores, part.gpus
+                )
+                shellopts.complete(specs[node], shell, place, refusal)
+                if entry.winsize is not None and "pty" in specs[node]:
+                    specs[node]["pty"]["size"] = entry.winsize
+            first += count
         return specs
 
     def task_counts(self, entry: Entry) -> list[int]:

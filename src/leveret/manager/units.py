@@ -15,6 +15,7 @@ from leveret.core import jobid as jobids
 from leveret.core import taskmap
 from leveret.core.event import Event, encode
 from leveret.core.transitions import INACTIVE
+from leveret.manager import shellopts
 from leveret.manager.entry import Entry, NodeAsk
 from leveret.manager.ports import Batch
 from leveret.manager.turn import Turn
@@ -52,6 +53,8 @@ class Units:
     def __init__(self, manager: Manager) -> None:
         self.manager = manager
         self.asked_at: dict[int, float] = {}
+        #: job → timer of its exit-timeout, from the exit of its first task
+        self._exit_timers: dict[int, Any] = {}
 
     # ---- writing guest eventlogs -----------------------------------------------------------------
 
@@ -148,6 +151,9 @@ class Units:
     def _job_records(self, turn: Turn, entry: Entry, ask: NodeAsk, records: list[Record]) -> None:
         exec_lines: list[bytes] = []
         out: list[bytes] = []
+        first_exit: Record | None = None
+        if not ask.started:
+            turn.after.append(lambda: self.manager.perform.send_rest(entry))
         for record in records:
             kind = record["k"]
             ts = float(record["ts"])
@@ -171,6 +177,8 @@ class Units:
                 out.append(line(ts, "log", {"rank": ask.node, "level": LOG_CRIT, "message": message}))
                 if entry.job.fatal is None:
                     turn.post(entry, "exception", self.manager.exception("exec", 0, message))
+            elif kind == "refused":
+                self._refused(turn, entry, ask, record, exec_lines, out)
             elif kind == "extent":
                 self.append(turn, entry, OUTPUT, out)
                 out = []
@@ -178,9 +186,13 @@ class Units:
             elif kind == "task-exit":
                 if not entry.job.started:  # a short task is over before another node has said that it began
                     self._started(turn, entry, ask, ts, exec_lines, out)
+                entry.exits += 1
                 if not entry.task_exit:
                     entry.task_exit = True
                     exec_lines.append(line(ts, "shell.task-exit", _task_exit(record)))
+                    first_exit = record
+                    if record["wait_status"] and self.manager.perform.shell(entry).exit_on_error:
+                        self._end_by_exit(turn, entry, record["rank"], record["wait_status"], None, out)
             elif kind == "timeout":
                 if not entry.timed_out:
                     entry.timed_out = True
@@ -190,9 +202,82 @@ class Units:
         self.append(turn, entry, OUTPUT, out)
         self.append(turn, entry, EXEC, exec_lines)
         self._finish(turn, entry)
+        if first_exit is not None and entry.digest.ntasks > 1 and entry.job.status is None:
+            self._watch_exit(entry, float(first_exit["ts"]), first_exit["rank"], first_exit["wait_status"])
+
+    def _refused(
+        self, turn: Turn, entry: Entry, ask: NodeAsk, record: Record, exec_lines: list[bytes], out: list[bytes]
+    ) -> None:
+        """A node does not start the tasks: what Flux says when its shell cannot set up."""
+        ts = float(record["ts"])
+        if not entry.job.started:
+            self._started(turn, entry, ask, ts, exec_lines, out, set_up=False)
+        for level, component, message in record["logs"]:
+            context = {"rank": ask.node, "level": level, "message": message}
+            out.append(line(ts, "log", {**context, "component": component} if component else context))
+        if entry.job.fatal is None:
+            turn.post(entry, "exception", self.manager.exception("exec", 0, str(record["note"])))
+
+    # ---- the first task has exited -----------------------------------------------------------------
+
+    def _watch_exit(self, entry: Entry, ts: float, rank: int, wait_status: int) -> None:
+        timeout_s = self.manager.perform.shell(entry).exit_timeout_s
+        if timeout_s is None:
+            return
+        jobid = entry.job.id
+        if (old := self._exit_timers.pop(jobid, None)) is not None:
+            old.cancel()
+        self._exit_timers[jobid] = self.manager.clock.call_at(
+            ts + timeout_s, lambda: self._exit_timeout(jobid, rank, wait_status)
+        )
+
+    def watch_exit_again(self, entry: Entry) -> None:
+        """After a restart: the log says when the first task exited."""
+        if not entry.task_exit or entry.job.status is not None or entry.digest.ntasks < 2:
+            return
+        for _n, _count, _extent, lines in self.manager.store.guest(entry.job.id, EXEC, limit=1000):
+            for event in msgspec.json.decode(b"[" + b",".join(lines.splitlines()) + b"]"):
+                if event["name"] == "shell.task-exit":
+                    context = event["context"]
+                    self._watch_exit(entry, event["timestamp"], context["rank"], context["wait_status"])
+
+    def _exit_timeout(self, jobid: int, rank: int, wait_status: int) -> None:
+        self._exit_timers.pop(jobid, None)
+        entry = self.manager.entries.get(jobid)
+        if entry is None or entry.job.status is not None or entry.job.fatal is not None:
+            return
+        if entry.exits >= entry.digest.ntasks:
+            return  # no task is left; the job waits for its output
+        with Turn(self.manager, entry.unit) as turn:
+            out: list[bytes] = []
+            self._head(entry, turn.now, out)
+            timeout_s = self.manager.perform.shell(entry).exit_timeout_s
+            self._end_by_exit(turn, entry, rank, wait_status, timeout_s, out)
+            self.append(turn, entry, OUTPUT, out)
+
+    def _end_by_exit(
+        self, turn: Turn, entry: Entry, rank: int, wait_status: int, timeout_s: float | None, out: list[bytes]
+    ) -> None:
+        """One task has ended the job: its status is the job's."""
+        if entry.job.fatal is not None or entry.rset is None:
+            return
+        nodes = zip(entry.rset.ranks.values(), self.manager.perform.layout(entry), strict=True)
+        host = next((node.host for node, ranks in nodes if rank in ranks), "")
+        command = self.manager.jobspec(entry.job.id)["tasks"][0]["command"][0]
+        note = shellopts.exit_note(command, rank, host, wait_status, timeout_s)
+        leader = min((ask.node for ask in entry.job_asks()), default=0)
+        said = {"rank": leader, "level": LOG_CRIT, "component": "task-exit", "message": note}
+        self._head(entry, turn.now, out)
+        out.append(line(turn.now, "log", said))
+        code = 128 + (wait_status & 0x7F) if wait_status & 0x7F else wait_status >> 8
+        turn.post(entry, "exception", {**self.manager.exception("exec", 0, note), "wait_status": code << 8})
 
     def _map(self, entry: Entry) -> list[list[int]]:
-        return taskmap.encode([c for c in self.manager.perform.task_counts(entry) if c])
+        counts = self.manager.perform.task_counts(entry)
+        placed = shellopts.place(self.manager.perform.shell(entry), counts)
+        if placed is not None:
+            return taskmap.encode_ranks([ranks for ranks in placed if ranks])
+        return taskmap.encode([c for c in counts if c])
 
     def _head(self, entry: Entry, ts: float, out: list[bytes]) -> None:
         """The header stands first, whichever record comes first."""
@@ -200,9 +285,22 @@ class Units:
             out.append(self._header(entry, ts))
 
     def _started(
-        self, turn: Turn, entry: Entry, ask: NodeAsk, ts: float, exec_lines: list[bytes], out: list[bytes]
+        self,
+        turn: Turn,
+        entry: Entry,
+        ask: NodeAsk,
+        ts: float,
+        exec_lines: list[bytes],
+        out: list[bytes],
+        set_up: bool = True,
     ) -> None:
         asks = entry.job_asks()
+        if not set_up:
+            asked = self.asked_at.pop(entry.job.id, ts)
+            exec_lines += [line(asked, "init"), line(asked, "starting")]
+            self._head(entry, ts, out)
+            turn.post(entry, "start")
+            return
         f58 = jobids.encode(entry.job.id, ascii=True)
         leader = min(a.node for a in asks)
         asked = self.asked_at.pop(entry.job.id, ts)
@@ -218,13 +316,33 @@ class Units:
         if ask.started:
             exec_lines.append(line(ts, "shell.start", {"taskmap": {"version": 1, "map": self._map(entry)}}))
         self._head(entry, ts, out)
+        if ask.started and (shell := self.manager.perform.shell(entry)) is not shellopts.PLAIN:
+            self._redirected(turn, entry, shell, len(asks), ts, out)
         turn.post(entry, "start")
+
+    def _redirected(
+        self, turn: Turn, entry: Entry, shell: shellopts.Shell, nnodes: int, ts: float, out: list[bytes]
+    ) -> None:
+        """RFC 24 and 24's sibling for input: which streams are files, for all tasks together."""
+        digest = entry.digest
+        value_of = shellopts.job_tag(entry.job.id, digest.name, digest.ntasks, nnodes)
+        ranks = "0" if digest.ntasks == 1 else f"[0-{digest.ntasks - 1}]"
+        for stream, target in (("stdout", shell.out), ("stderr", shell.err)):
+            if target is not None:
+                path = shellopts.shown_path(target, value_of)
+                out.append(line(ts, "redirect", {"stream": stream, "rank": ranks, "path": path}))
+        if shell.input is not None:
+            lines = [] if INPUT in entry.lines else [_input_header(ts)]
+            lines.append(line(ts, "redirect", {"stream": "stdin", "rank": "all", "path": shell.input}))
+            self.append(turn, entry, INPUT, lines)
 
     def _node_ended(
         self, turn: Turn, entry: Entry, ask: NodeAsk, ts: float, status: int, exec_lines: list[bytes], out: list[bytes]
     ) -> None:
         if not entry.job.started:
             self._started(turn, entry, ask, ts, exec_lines, out)
+        if (fatal := entry.job.fatal) is not None and fatal.wait_status is not None:
+            status = fatal.wait_status
         ask.status = status
         exec_lines.append(line(ts, "shell-exit", {"rank": ask.node, "wait_status": status}))
         statuses = [a.status for a in entry.job_asks()]
@@ -237,6 +355,8 @@ class Units:
         if not asks or None in statuses or entry.job.status is not None:
             return
         turn.post(entry, "finish", {"status": _worst(entry, statuses)})
+        if (timer := self._exit_timers.pop(entry.job.id, None)) is not None:
+            timer.cancel()
         for ask in asks:
             del entry.asks[(ask.unit, ask.node)]
             entry.dirty.add((ask.unit, ask.node))
@@ -259,6 +379,7 @@ class Units:
                 return
             exec_lines: list[bytes] = []
             out: list[bytes] = []
+            turn.after.append(lambda: self.manager.perform.send_rest(entry))
             note = f"helper lost on {host} (rank {ask.node})"
             self._node_ended(turn, entry, ask, turn.now, LOST_STATUS, exec_lines, out)
             out.append(line(turn.now, "log", {"rank": ask.node, "level": LOG_CRIT, "message": note}))
@@ -281,8 +402,7 @@ class Units:
             turn.touched.setdefault(entry.job.id, entry)
             lines = []
             if INPUT not in entry.lines:
-                header = {"version": 1, "encoding": {"stdin": "UTF-8"}, "count": {"stdin": 1}, "options": {}}
-                lines.append(line(turn.now, "header", header))
+                lines.append(_input_header(turn.now))
             if entry.stdin_recorded + len(data) <= INPUT_RECORDED_MAX or eof:
                 context: dict[str, Any] = {"stream": "stdin", "rank": ranks}
                 if data and entry.stdin_recorded + len(data) <= INPUT_RECORDED_MAX:
@@ -340,8 +460,15 @@ class Units:
         return entry.stdin_bytes - min(ask.stdin_acked for ask in asks)
 
 
+def _input_header(timestamp: float) -> bytes:
+    header = {"version": 1, "encoding": {"stdin": "UTF-8"}, "count": {"stdin": 1}, "options": {}}
+    return line(timestamp, "header", header)
+
+
 def _worst(entry: Entry, statuses: list[int | None]) -> int:
     """The job's wait status: the largest of its nodes'; tasks that a fatal exception ended have not succeeded (Flux)."""
+    if (fatal := entry.job.fatal) is not None and fatal.wait_status is not None:
+        return fatal.wait_status
     worst = max(s for s in statuses if s is not None)
     return FAILED_STATUS if worst == 0 and entry.job.fatal is not None else worst
 
