@@ -34,6 +34,8 @@ class JobManager(Section):
     prolog: Perilog = msgspec.field(default_factory=Perilog)
     epilog: Perilog = msgspec.field(default_factory=Perilog)
     plugins: list[str] = []  #: names or files to load at start
+    inactive_age_limit: str | None = None  #: FSD; jobs that ended longer ago are purged
+    inactive_num_limit: int | None = None  #: inactive jobs that are kept
 
 
 class Exec(Section):

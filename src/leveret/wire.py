@@ -40,6 +40,26 @@ class RaiseException(Body):
     note: str = ""
 
 
+class PostEvent(Body):
+    name: str
+    context: dict[str, Any] | None = None
+
+
+class Memo(Body):
+    memo: dict[str, Any]
+    volatile: bool = False
+
+
+class Purge(Body):
+    """Inactive jobs to delete: these, or those beyond the limits."""
+
+    ids: list[int] | None = None
+    age_limit_s: float | None = None
+    num_limit: int | None = None
+    count: int = 50  #: at most so many in this request
+    dry_run: bool = False
+
+
 class Kill(Body):
     signal: int = 15
 

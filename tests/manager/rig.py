@@ -233,6 +233,9 @@ class Double:
     def read_output(self, node: int, file: str, start: int, end: int) -> Iterator[Any]:
         return iter(())
 
+    def remove_output(self, node: int, file: str) -> None:
+        self.calls.append(("remove_output", node, file))
+
     # ---- for tests
 
     def take(self, what: str, unit: str | None = None, node: int | None = None) -> tuple[Any, ...]:

@@ -28,12 +28,15 @@ from leveret.errors import (
     VersionError,
 )
 from leveret.manager.manager import Manager, job_waitable
+from leveret.manager import userevents
 from leveret.manager.queries import Queries
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 JSON_LINES = "application/jsonl"
 BODY_BYTES_MAX = 64 << 20
+#: jobs of one purge request: a transaction
+PURGE_MAX = 200
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -238,6 +241,38 @@ class Api:
         self.manager.kill(self.jobid(request), body.signal)
         return await self.done()
 
+    async def post_event(self, request: Request) -> Response:
+        body = await self.body(request, wire.PostEvent)
+        userevents.post_event(self.manager, self.jobid(request), body.name, body.context)
+        return await self.done()
+
+    async def memo(self, request: Request) -> Response:
+        body = await self.body(request, wire.Memo)
+        userevents.memo(self.manager, self.jobid(request), body.memo, body.volatile)
+        return await self.done()
+
+    async def tasks(self, request: Request) -> Response:
+        return answer({"tasks": self.queries.tasks(self.jobid(request))})
+
+    async def purge(self, request: Request) -> Response:
+        body = await self.body(request, wire.Purge)
+        if body.num_limit is not None and body.num_limit < 0:
+            raise InvalidError("num limit must not be negative", path="num_limit")
+        await self.manager.store.barrier()
+        total, purges = self.queries.store.inactive_count(), self.manager.purges
+        if body.ids is not None:
+            purges.check(body.ids)
+            count = len(set(body.ids))
+        else:
+            count = purges.matching(body.age_limit_s, body.num_limit)
+        if body.dry_run:
+            return answer({"count": count, "total": total})
+        if body.ids is not None:
+            purges.purge(sorted(set(body.ids)))
+        else:
+            count = purges.purge_oldest(min(count, max(body.count, 1), PURGE_MAX))
+        return await self.done({"count": count, "total": total - count})
+
     async def urgency(self, request: Request) -> Response:
         body = await self.body(request, wire.Urgency)
         old = self.manager.set_urgency(self.jobid(request), body.urgency, self.uid(request))
@@ -314,6 +349,9 @@ class Api:
     async def status(self, request: Request) -> Response:
         return answer({**self.instance.describe(), "jobs": await self.queries.counts()})
 
+    async def stats(self, request: Request) -> Response:
+        return answer(await self.queries.stats())
+
     async def plugins(self, request: Request) -> Response:
         return answer({"plugins": self.manager.plugins()})
 
@@ -364,6 +402,11 @@ ROUTES: list[tuple[str, str, str, type | None]] = [
     ("PUT", "/v1/jobs/{id}/keys/{key}", "put_key", None),
     ("POST", "/v1/jobs/{id}/cancel", "cancel", wire.Cancel),
     ("POST", "/v1/jobs/{id}/raise", "raise_", wire.RaiseException),
+    ("POST", "/v1/jobs/{id}/events", "post_event", wire.PostEvent),
+    ("POST", "/v1/jobs/{id}/memo", "memo", wire.Memo),
+    ("GET", "/v1/jobs/{id}/tasks", "tasks", None),
+    ("POST", "/v1/purge", "purge", wire.Purge),
+    ("GET", "/v1/stats", "stats", None),
     ("POST", "/v1/jobs/{id}/kill", "kill", wire.Kill),
     ("POST", "/v1/jobs/{id}/urgency", "urgency", wire.Urgency),
     ("POST", "/v1/jobs/{id}/stdin", "stdin", wire.Stdin),

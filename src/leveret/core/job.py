@@ -211,14 +211,14 @@ def _urgency(job: Job, event: Event) -> Change:
     return {"urgency": event.get("urgency", 16)}
 
 
-def _merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """RFC 21 memo rule: new keys replace, null removes; objects are merged."""
     out = dict(old)
     for key, value in new.items():
         if value is None:
             out.pop(key, None)
         elif isinstance(value, dict) and isinstance(out.get(key), dict):
-            out[key] = _merge(out[key], value)
+            out[key] = merge(out[key], value)
         else:
             out[key] = value
     return out
@@ -230,7 +230,7 @@ def _alloc(job: Job, event: Event) -> Change:
     annotations = event.get("annotations")
     change: Change = {"allocated": True}
     if isinstance(annotations, dict):
-        change["annotations"] = _merge(job.annotations, annotations)
+        change["annotations"] = merge(job.annotations, annotations)
     return change
 
 
@@ -301,7 +301,7 @@ def _exception(job: Job, event: Event) -> Change:
 
 def _memo(job: Job, event: Event) -> Change:
     old = job.annotations.get("user")
-    user = _merge(old if isinstance(old, dict) else {}, event.context or {})
+    user = merge(old if isinstance(old, dict) else {}, event.context or {})
     annotations = {**job.annotations, "user": user}
     if not user:
         del annotations["user"]

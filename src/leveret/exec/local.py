@@ -184,6 +184,11 @@ class LocalEngine:
         path = self.nodes[node].directory / "output" / file
         return outfile.read_frames(path, start, end) if path.exists() else iter(())
 
+    def remove_output(self, node: int, file: str) -> None:
+        if node in self.nodes:
+            with contextlib.suppress(OSError):
+                (self.nodes[node].directory / "output" / file).unlink()
+
     # ---- helpers ---------------------------------------------------------------------------------
 
     async def connect(self) -> None:

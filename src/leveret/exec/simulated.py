@@ -130,6 +130,9 @@ class SimulatedEngine:
     def read_output(self, node: int, file: str, start: int, end: int) -> Iterator[Frame]:
         return iter(())
 
+    def remove_output(self, node: int, file: str) -> None:
+        """There are no files."""
+
     def status(self) -> list[dict[str, Any]]:
         return [{"pid": 0, "node": rank, "host": host, "connected": True} for rank, host, _ in self._hosts]
 

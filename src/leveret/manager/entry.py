@@ -15,7 +15,19 @@ from leveret.manager.shellopts import Shell
 class NodeAsk:
     """One ask that starts processes: a unit on a node (PROCESS.md, "Never twice")."""
 
-    __slots__ = ("applied", "incarnation", "node", "spec", "started", "status", "stdin_acked", "stored", "tail", "unit")
+    __slots__ = (
+        "applied",
+        "incarnation",
+        "node",
+        "pids",
+        "spec",
+        "started",
+        "status",
+        "stdin_acked",
+        "stored",
+        "tail",
+        "unit",
+    )
 
     def __init__(self, unit: str, node: int, incarnation: str) -> None:
         self.unit = unit
@@ -28,17 +40,19 @@ class NodeAsk:
         self.tail = ""  #: the end of a work unit's standard error
         self.spec: dict[str, Any] | None = None  #: of a work unit; a job's is made from its jobspec again
         self.stdin_acked = 0
+        self.pids: list[int] = []  #: of its tasks, in order of rank, once they have started
 
     def encode(self) -> bytes:
         """The stored form."""
-        said = [self.incarnation, self.applied, self.started, self.status, self.tail, self.spec]
+        said = [self.incarnation, self.applied, self.started, self.status, self.tail, self.spec, self.pids]
         return msgspec.json.encode(said)
 
     @classmethod
     def decode(cls, unit: str, node: int, value: bytes) -> NodeAsk:
-        incarnation, applied, started, status, tail, spec = msgspec.json.decode(value)
+        incarnation, applied, started, status, tail, spec, *rest = msgspec.json.decode(value)
         ask = cls(unit, node, incarnation)
         ask.applied, ask.started, ask.status, ask.tail, ask.spec = applied, started, status, tail, spec
+        ask.pids = rest[0] if rest else []  # records of earlier versions have none
         ask.stored = applied
         return ask
 
@@ -47,6 +61,7 @@ class Entry:
     """An active job."""
 
     __slots__ = (
+        "annotations",
         "asks",
         "digest",
         "dirty",
@@ -80,11 +95,13 @@ class Entry:
         self.progress: dict[str, dict[str, Any]] = {}  #: hold key → last progress; never stored
         self.lines: dict[str, int] = {}  #: guest path → number of its next line
         self.stopping: set[str] = set()  #: hold keys that have been asked to stop
-        self.unwanted: set[str] = set()  #: units of plugins' work that were stopped before they began
+        self.unwanted: set[str] = set()  #: units of plugins' work that were asked to stop
         self.task_exit = False  #: shell.task-exit was logged (the first task only)
         self.timed_out = False
         self.exits = 0  #: tasks that have exited since the daemon started
         self.shell: Shell | None = None  #: its shell options, once they have been looked at
+        #: what `memo --volatile` has made of the annotations; None: they are as the eventlog says
+        self.annotations: dict[str, Any] | None = None
         self.winsize: list[int] | None = None  #: rows and columns of the client's terminal
         self.stdin_bytes = 0  #: bytes taken from clients
         self.stdin_recorded = 0  #: of these, bytes that guest.input holds

@@ -27,6 +27,7 @@ from leveret.manager.entry import Entry, NodeAsk
 from leveret.manager.feed import Feed
 from leveret.manager.perform import Perform
 from leveret.manager.ports import Batch, Clock, Engine, Log, Store
+from leveret.manager.purge import Purge
 from leveret.manager.turn import Turn
 from leveret.manager.units import INPUT, INPUT_WINDOW, Units
 from leveret.manager.works import Works
@@ -107,6 +108,7 @@ class Manager:
         self.works = Works(self)
         self.perform = Perform(self)
         self.units = Units(self)
+        self.purges = Purge(self)
         self.registry = registries.Registry(self._plugin_error)
         self.stopping = ""  #: why no new work is taken
         self._epoch_ms = epoch_ms
@@ -478,6 +480,8 @@ class Manager:
             "ntasks": digest.ntasks,
             "duration": job.updates.get("attributes.system.duration", digest.duration_s),
         }
+        if entry.annotations is not None:
+            out["annotations"] = entry.annotations
         if rset is not None:
             out |= {
                 "nnodes": rset.nnodes(),
@@ -681,6 +685,7 @@ class Manager:
             if held is not None and hold is not None and plugin is not None:
                 self.works.resume(held, hold, plugin)
         self._held.clear()
+        self.purges.start()
         dependencies = self.registry.get("dependencies")
         if isinstance(dependencies, Dependencies) and self.entries:
             any_entry = next(iter(self.entries.values()))
@@ -710,6 +715,8 @@ class Manager:
             spec = ask.spec if ask.spec is not None else self.perform.task_specs(entry).get(ask.node)
             if spec is not None:
                 self.perform.send(ask, spec)
+        if ask.unit in entry.unwanted and ask.status is None:
+            self.engine.signal(ask.node, ask.unit, 15, self.perform.kill_timeout_s)
         if ask.unit == entry.unit and ask.status is None:
             received = int(units.get(ask.unit, {}).get("stdin", 0))
             ask.stdin_acked = max(ask.stdin_acked, received)
@@ -752,10 +759,10 @@ class PluginPort:
         return None if entry is None else entry.job
 
     def outcome(self, jobid: int) -> Job | None:
-        return self._manager.outcome(jobid)
+        return self._manager.outcome(jobid) or self._manager.purges.outcome(jobid)
 
     def verdict(self, jobid: int) -> Verdict | None:
-        job = self._manager.outcome(jobid)
+        job = self.outcome(jobid)
         return verdict(job) if job is not None and job.done else None
 
     def jobspec(self, jobid: int) -> dict[str, Any]:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from leveret.manager.manager import Manager
 
 
+#: how long after SIGKILL a stopped process is waited for
+STOP_GRACE_S = 10.0
+
+
 class Perform:
     def __init__(self, manager: Manager) -> None:
         self.manager = manager
@@ -224,11 +228,22 @@ class Perform:
         waiting.append(future)
         try:
             return await future if ask.status is None else WorkResult(ask.status, ask.tail)
+        except asyncio.CancelledError:
+            if not self.manager.works.ending and ask.status is None:
+                # what waited is not wanted any more, and so is the process; nothing goes on while it ends
+                self.stop_run(jobid, name, kill_timeout_s)
+                await self._ended_soon(unit, kill_timeout_s + STOP_GRACE_S)
+            raise
         finally:
             self._progress.pop(unit, None)
             waiting.remove(future)
             if not waiting and self._results.get(unit) is waiting:
                 del self._results[unit]
+
+    async def _ended_soon(self, unit: str, patience_s: float) -> None:
+        future: asyncio.Future[WorkResult] = asyncio.get_running_loop().create_future()
+        self._results.setdefault(unit, []).append(future)
+        await asyncio.wait({future}, timeout=patience_s)
 
     def _begin(
         self,
@@ -280,8 +295,7 @@ class Perform:
             return
         unit = f"work/{jobid}/{name}"
         asks = [ask for ask in entry.asks.values() if ask.unit == unit]
-        if not asks:
-            entry.unwanted.add(unit)
+        entry.unwanted.add(unit)
 
         def send() -> None:
             for ask in asks:

@@ -168,6 +168,42 @@ class Queries:
         out["INACTIVE"] = self.store.inactive_count()
         return out
 
+    async def stats(self) -> Record:
+        """Counts as `job stats` prints them."""
+        states = await self.counts()
+        results = self.store.result_counts()
+        good, bad = (
+            results.get("COMPLETED", 0),
+            {name: results.get(name, 0) for name in ("FAILED", "CANCELED", "TIMEOUT")},
+        )
+        shown = [state.name for state in State if state is not NEW]
+        return {
+            "job_states": {
+                **{name.lower(): states[name] for name in shown},
+                "total": sum(states.values()),
+            },
+            "successful": good,
+            "failed": sum(bad.values()),  # as in Flux: of whatever cause
+            "canceled": bad["CANCELED"],
+            "timeout": bad["TIMEOUT"],
+            "inactive_purged": self.store.purged_count(),
+            "queues": [],
+        }
+
+    def tasks(self, jobid: int) -> list[Record]:
+        """{rank, host, pid} of a running job's tasks; none before they have started. Raises ConflictError."""
+        entry = self.manager.entry(jobid)
+        hosts = {rank: host for rank, host, _ in self.manager.engine.hosts()}
+        if entry.rset is None or not entry.job.started:
+            return []
+        ranks = dict(zip(entry.rset.ranks, self.manager.perform.layout(entry), strict=True))
+        out = [
+            {"rank": rank, "host": hosts.get(ask.node, ""), "pid": pid}
+            for ask in entry.job_asks()
+            for rank, pid in zip(ranks.get(ask.node, ()), ask.pids, strict=False)
+        ]
+        return sorted(out, key=lambda task: task["rank"])
+
     # ---- keys (RFC 16) -------------------------------------------------------------------------------
 
     async def key(self, jobid: int, key: str, *, original: bool = False, base: bool = False) -> bytes:
@@ -291,7 +327,11 @@ class Queries:
                     await asyncio.wait_for(news.wait(), KEEP_ALIVE_S)
                 except TimeoutError:
                     yield b"\n"
-            yield _encode({"end": True, "job": self._record(jobid)}) + b"\n"
+            record = self._record(jobid)
+            if record is None:  # purged meanwhile: asking again says so
+                yield b'{"restart":true}\n'
+                return
+            yield _encode({"end": True, "job": record}) + b"\n"
         finally:
             self.manager.feed.unwatch(jobid, news)
 

@@ -16,7 +16,7 @@ from leveret.core import jobid as jobids
 from leveret.core.actions import Ask, next_actions
 from leveret.core.actions import Post as PostAction
 from leveret.core.event import Event, encode
-from leveret.core.job import CLOSE_EVENT, CLOSERS, OPEN_EVENT, OPENERS, AlreadyOpen, apply_event
+from leveret.core.job import CLOSE_EVENT, CLOSERS, FLAG_DEBUG, OPEN_EVENT, OPENERS, AlreadyOpen, apply_event
 from leveret.core.transitions import INACTIVE, State
 from leveret.errors import EventError, InvalidError
 from leveret.manager.entry import Entry
@@ -281,12 +281,16 @@ class Turn:
                 self.post(entry, "exception", manager.exception("alloc", 0, shortage))
                 return
             entry.in_flight.add("alloc")
+            if job.flags & FLAG_DEBUG:
+                self.post(entry, "debug.alloc-request")
             manager.request(entry)
         elif what == "withdraw":
             entry.in_flight.discard("alloc")
             manager.queue.withdraw(job.id)
         elif what == "start":
             entry.in_flight.add("start")
+            if job.flags & FLAG_DEBUG:
+                self.post(entry, "debug.start-request")
             manager.perform.start(self, entry)
         elif what == "kill":
             entry.in_flight.add("kill")

@@ -168,6 +168,7 @@ class Units:
                 out.append(line(ts, "log", context))
             elif kind == "start":
                 ask.started = True
+                ask.pids = list(record.get("pids") or ())
                 if not entry.job.started and all(a.started for a in entry.job_asks()):
                     self._started(turn, entry, ask, ts, exec_lines, out)
             elif kind == "start-failed":

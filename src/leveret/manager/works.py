@@ -131,9 +131,10 @@ class Works:
             turn.post(entry, CLOSE_EVENT[kind], context)
 
     def _exception(self, post: Callable[..., None], entry: Entry, hold: Hold, note: str, type_: str) -> None:
-        """A prolog's failure is fatal, and so is that of anything the user owns; the site's are warnings."""
+        """A prolog's failure is fatal, that of a dependency (it is not satisfied) and of anything the user owns;
+        the site's are warnings."""
         job = entry.job
-        fatal = hold.kind == "prolog" or hold.owner == "user"
+        fatal = hold.kind in ("prolog", "dependency") or hold.owner == "user"
         if hold.kind == "part" and hold.owner == "user" and job.started and job.status is None and job.fatal is None:
             return  # it takes effect at `finish` (DESIGN section 3)
         severity = 0 if fatal else 2

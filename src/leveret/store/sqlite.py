@@ -335,9 +335,49 @@ class Store:
     def inactive_count(self) -> int:
         return int(self.read.execute("SELECT count(*) FROM done").fetchone()[0])
 
+    def result_counts(self) -> dict[str, int]:
+        """Result → inactive jobs that ended with it."""
+        return dict(self.read.execute("SELECT result, count(*) FROM done GROUP BY result").fetchall())
+
+    # ---- purging (manager/purge.py) -----------------------------------------------------------------
+
+    def ended_before(self, when: float) -> int:
+        """How many inactive jobs ended at `when` or before."""
+        return int(self.read.execute("SELECT count(*) FROM done WHERE t_inactive<=?", (when,)).fetchone()[0])
+
+    def first_ended(self, limit: int) -> list[int]:
+        """The inactive jobs that ended first."""
+        return [r[0] for r in self.read.execute("SELECT id FROM done ORDER BY t_inactive, id LIMIT ?", (limit,))]
+
+    def output_files(self, jobs: list[int]) -> list[tuple[int, str]]:
+        """(node, file) of every output file of these jobs."""
+        some = ",".join(map(str, jobs))
+        rows = self.read.execute(
+            "SELECT DISTINCT json_extract(lines, '$.node'), json_extract(lines, '$.file') "
+            f"FROM guest WHERE job IN ({some}) AND extent=1"
+        )
+        return [(int(node), str(file)) for node, file in rows]
+
+    def envs_of(self, jobs: list[int]) -> list[str]:
+        """Hashes of the environments of these jobs."""
+        some = ",".join(map(str, jobs))
+        return [r[0] for r in self.read.execute(f"SELECT DISTINCT env FROM job WHERE id IN ({some}) AND env NOT NULL")]
+
+    def leftovers(self) -> list[tuple[int, str]]:
+        """(node, file) of output files of purged jobs that were not unlinked yet."""
+        return self.read.execute("SELECT node, file FROM leftover").fetchall()
+
+    def purged(self, job: int) -> tuple[str, int, int | None, str] | None:
+        """(result, started, wait status, type of the fatal exception) of a purged job."""
+        row: Any = self.read.execute("SELECT result, started, status, cause FROM purged WHERE id=?", (job,)).fetchone()
+        return row  # type: ignore[no-any-return]
+
+    def purged_count(self) -> int:
+        return int(self.read.execute("SELECT count(*) FROM purged").fetchone()[0])
+
     def plugins(self) -> list[tuple[str, str, bytes]]:
         return self.read.execute("SELECT name, source, conf FROM plugin ORDER BY position").fetchall()
 
     def last_id(self) -> int:
-        row = self.read.execute("SELECT max(id) FROM job").fetchone()
-        return int(row[0] or 0)
+        row = self.read.execute("SELECT max(id) FROM (SELECT max(id) AS id FROM job UNION SELECT max(id) FROM purged)")
+        return int(row.fetchone()[0] or 0)
