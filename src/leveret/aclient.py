@@ -100,7 +100,9 @@ class AsyncClient:
             absent = isinstance(reason, FileNotFoundError)
             hopeless = not absent and not isinstance(reason, ConnectionRefusedError | BlockingIOError)
             hopeless = hopeless or (absent and not self._met and time.monotonic() > absent_until)
-            if self.instance.may_start and not isinstance(reason, PermissionError):
+            # a daemon that ended in order has taken its socket along: that was meant, and is not for us to undo
+            ended = self._met and absent
+            if self.instance.may_start and not ended and not isinstance(reason, PermissionError):
                 async with self._starting:
                     await asyncio.to_thread(instances.start_daemon, self.instance.state_dir, path)
                 hopeless = False
@@ -163,6 +165,10 @@ class AsyncClient:
 
     async def status(self) -> Record:
         return dict(await self.request("GET", "/v1/status"))
+
+    async def stats(self) -> Record:
+        """Counts by state and result."""
+        return dict(await self.request("GET", "/v1/stats"))
 
     async def shutdown(self, timeout_s: float = 10.0, keep: bool = False) -> list[str]:
         body = {"timeout_s": timeout_s, "keep": keep}
@@ -260,7 +266,13 @@ class AsyncClient:
 
     async def wait(self, jobid: JobId) -> Record:
         """The record of a job once it is clean: tasks, prologs, epilogs and every other part are over."""
-        return dict(await self.request("POST", "/v1/wait", {"id": Client.number(jobid)}))
+        pause = Pause(self.patience_s)
+        while True:
+            try:
+                return dict(await self.request("POST", "/v1/wait", {"id": Client.number(jobid)}))
+            except BusyError:  # the daemon ends; the next one knows the job
+                if not await pause.wait():
+                    raise
 
     async def wait_next(self) -> Record:
         """The record of the next `waitable` job that is done; each is given once."""
@@ -313,6 +325,17 @@ class AsyncClient:
 
     async def kill(self, jobid: JobId, signal: int = 15) -> None:
         await self.request("POST", f"{Client.job_path(jobid)}/kill", {"signal": int(signal)}, repeat=False)
+
+    async def post_event(self, jobid: JobId, name: str, context: Record | None = None) -> None:
+        """Post an event of one's own; a name that would drive the job is refused."""
+        await self.request(
+            "POST", f"{Client.job_path(jobid)}/events", {"name": name, "context": context}, repeat=False
+        )
+
+    async def memo(self, jobid: JobId, memo: Record, volatile: bool = False) -> None:
+        """Add to the job's `user` annotations; null removes a key."""
+        body = {"memo": memo, "volatile": volatile}
+        await self.request("POST", f"{Client.job_path(jobid)}/memo", body, repeat=False)
 
     async def urgency(self, jobid: JobId, urgency: int) -> int:
         """Set the urgency (0 holds, 31 expedites). Returns the old one."""

@@ -80,7 +80,9 @@ class Client:
                 reason, hopeless = error, False
             except OSError as error:
                 reason, hopeless = error, True
-            if self.instance.may_start and not isinstance(reason, PermissionError):
+            # a daemon that ended in order has taken its socket along: that was meant, and is not for us to undo
+            ended = self._met and isinstance(reason, FileNotFoundError)
+            if self.instance.may_start and not ended and not isinstance(reason, PermissionError):
                 instances.start_daemon(self.instance.state_dir, path)
                 hopeless = False
             if hopeless or not backoff.wait():
@@ -151,6 +153,23 @@ class Client:
         """End the instance; running jobs are canceled first unless `keep`. Returns what is left behind, as text."""
         answer = self.request("POST", "/v1/shutdown", {"timeout_s": timeout_s, "keep": keep}, repeat=False)
         return list(answer.get("left", []))
+
+    def stats(self) -> Record:
+        """`{job_states: {STATE: count, total}, successful, failed, canceled, timeout, inactive_purged, queues}`."""
+        return dict(self.request("GET", "/v1/stats"))
+
+    def purge(
+        self,
+        ids: Sequence[int] | None = None,
+        *,
+        age_limit_s: float | None = None,
+        num_limit: int | None = None,
+        count: int = 50,
+        dry_run: bool = False,
+    ) -> Record:
+        """Delete inactive jobs: these, or those beyond the limits, `count` at most. `{count, total}`: of how many."""
+        body = {"ids": ids, "age_limit_s": age_limit_s, "num_limit": num_limit, "count": count, "dry_run": dry_run}
+        return dict(self.request("POST", "/v1/purge", body, repeat=False))
 
     # Jobs: submission
 
@@ -243,11 +262,21 @@ class Client:
                     pieces.append(decode_data(context))
         return b"".join(pieces)
 
+    def tasks(self, jobid: JobId) -> list[Record]:
+        """`{rank, host, pid}` of a running job's tasks; none before they have started."""
+        return list(self.request("GET", f"{self.job_path(jobid)}/tasks")["tasks"])
+
     # Jobs: waiting
 
     def wait(self, jobid: JobId) -> Record:
         """The record of a job once it is clean: tasks, prologs, epilogs and every other part are over."""
-        return dict(self.request("POST", "/v1/wait", {"id": self.number(jobid)}))
+        backoff = Backoff(self.patience_s)
+        while True:
+            try:
+                return dict(self.request("POST", "/v1/wait", {"id": self.number(jobid)}))
+            except BusyError:  # the daemon ends; the next one knows the job
+                if not backoff.wait():
+                    raise
 
     wait_clean = wait
 
@@ -309,6 +338,14 @@ class Client:
         """Send a signal to the job's tasks."""
         self.request("POST", f"{self.job_path(jobid)}/kill", {"signal": int(signal)}, repeat=False)
 
+    def post_event(self, jobid: JobId, name: str, context: Record | None = None) -> None:
+        """Post an event of one's own; a name that would drive the job is refused."""
+        self.request("POST", f"{self.job_path(jobid)}/events", {"name": name, "context": context}, repeat=False)
+
+    def memo(self, jobid: JobId, memo: Record, volatile: bool = False) -> None:
+        """Add to the job's `user` annotations; null removes a key. `volatile`: without an event, lost at a restart."""
+        self.request("POST", f"{self.job_path(jobid)}/memo", {"memo": memo, "volatile": volatile}, repeat=False)
+
     def urgency(self, jobid: JobId, urgency: int) -> int:
         """Set the urgency (0 holds, 31 expedites). Returns the old one."""
         return int(self.request("POST", f"{self.job_path(jobid)}/urgency", {"urgency": urgency})["old"])
@@ -317,6 +354,10 @@ class Client:
         """Send stdin from `offset` on. Returns the bytes taken so far; held back while the job is full."""
         body = stdin_body(data, offset, ranks, eof)
         return int(self.request("POST", f"{self.job_path(jobid)}/stdin", body)["offset"])
+
+    def winsize(self, jobid: JobId, rows: int, columns: int) -> None:
+        """Tell the terminal of a job's tasks its size. Raises ConflictError where they have none."""
+        self.request("POST", f"{self.job_path(jobid)}/winsize", {"rows": rows, "columns": columns})
 
     # Holds of a process outside Leveret
 

@@ -275,6 +275,9 @@ class Daemon:
         """Streams end with a `restart` record, then the process."""
         if not self.ending.is_set():
             self.ending.set()
+            # first of all: who loses us looks for the socket, and starts a daemon in place of one that was killed
+            with contextlib.suppress(OSError):
+                os.unlink(self.socket_path)
             self.manager.feed.wake_all()
             self._tail = asyncio.get_running_loop().create_task(self._end(helpers))
 

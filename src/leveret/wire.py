@@ -75,6 +75,11 @@ class Stdin(Body):
     eof: bool = False
 
 
+class Winsize(Body):
+    rows: int
+    columns: int
+
+
 class Wait(Body):
     id: int | str | None = None
 

@@ -300,3 +300,40 @@ def test_an_orderly_end_of_the_daemon_leaves_tasks_alone_too(instance: Instance,
         _, err = attached.communicate()
     assert err == b""
     assert_whole((first + out).decode())
+
+
+@pytest.mark.parametrize("signal_name", ["TERM", "KILL"])
+def test_stdin_goes_on_with_the_next_daemon(instance: Instance, signal_name: str) -> None:
+    process = instance.popen("run", "cat", stdin=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None and instance.daemon is not None
+    try:
+        process.stdin.write(b"before\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"before\n"
+        instance.daemon.send_signal({"TERM": 15, "KILL": 9}[signal_name])
+        instance.daemon.wait(WATCHDOG_S)
+        process.stdin.write(b"while nobody is there\n")
+        process.stdin.flush()
+        instance.restart()
+        assert process.stdout.readline() == b"while nobody is there\n"
+        process.stdin.write(b"after\n")
+        process.stdin.close()
+        assert process.stdout.read() == b"after\n"
+        assert process.wait(WATCHDOG_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
+        assert process.stderr.read() == b""
+
+
+def test_waitable_jobs_are_not_forgotten(instance: Instance) -> None:
+    """What `job wait` has not been told yet survives, and what it has been told is not told again."""
+    first = instance.submit("--flags=waitable", "--wait", "true")
+    second = instance.submit("--flags=waitable", "--wait", "true")
+    instance.leveret("job", "wait", first, check=0)
+    instance.crash()
+    assert instance.leveret("job", "wait", first).code == 2
+    assert instance.leveret("job", "wait", check=0).out.strip() == second
+    assert instance.leveret("job", "wait").code == 3

@@ -11,6 +11,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,15 @@ class Own(Commands):
 
     def daemons(self) -> list[int]:
         return [pid for pid, line in processes_of(str(self.base)).items() if "leveret.daemon" in line]
+
+
+def connected(pid: int) -> bool:
+    """Whether a command has a connection to its daemon."""
+    with contextlib.suppress(OSError):
+        return any(
+            os.readlink(f"/proc/{pid}/fd/{number}").startswith("socket:") for number in os.listdir(f"/proc/{pid}/fd")
+        )
+    return False
 
 
 @pytest.fixture
@@ -362,3 +372,41 @@ def test_a_socket_that_vanishes_is_made_again(instance: Instance) -> None:
 
     until(there, "the socket is back")
     assert instance.run("echo", "back").out == "back\n"
+
+
+def test_shutdown_is_not_undone_by_who_still_waits(own: Own) -> None:
+    """A waiter outlives an orderly end, starts nothing, and goes on with the next daemon that a command starts."""
+    jobid = own.submit("--urgency=0", "echo", "at last")
+    processes = [own.popen("job", verb, jobid) for verb in ("wait", "attach", "status")]
+    waiting = own.popen("job", "wait-event", jobid, "clean")
+    try:
+        for process in (*processes, waiting):
+            until(partial(connected, process.pid), "every one is connected")
+        own.leveret("shutdown", check=0)
+        assert own.daemons() == []
+        assert own.leveret("status").code == 4
+        assert [process.poll() for process in processes] == [None] * 3
+        own.leveret("job", "urgency", jobid, "16", check=0)  # the next command
+        assert own.leveret("job", "wait", jobid).code == 0
+        outs = [process.communicate(timeout=WATCHDOG_S) for process in processes]
+        assert [process.returncode for process in processes] == [0, 0, 0], outs
+        assert outs[1] == (b"at last\n", b"")
+        assert waiting.wait(WATCHDOG_S) == 0
+    finally:
+        for process in (*processes, waiting):
+            process.kill()
+            process.communicate()
+
+
+def test_r23_the_manager_stops_during_a_wait(instance: Instance) -> None:
+    """Never 0 and never an internal error: code 4 for a wait that no daemon answers any more."""
+    held = instance.submit("--urgency=0", "--flags=waitable", "true")
+    waiting = instance.popen("job", "wait")
+    try:
+        until(partial(connected, waiting.pid), "it waits")
+        instance.leveret("shutdown", check=0)
+        _, err = waiting.communicate(timeout=WATCHDOG_S)
+    finally:
+        waiting.kill()
+    assert waiting.returncode == 4 and err.startswith(b"leveret-job: the daemon is ending"), err
+    assert instance.leveret("job", "wait", held).code == 4

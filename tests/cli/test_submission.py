@@ -29,7 +29,20 @@ def spec_of(outcome: Any) -> Any:
 
 def test_dry_run_prints_the_jobspec_of_flux(leveret: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ["--dry-run", "--env=-*", "-n2", "-c1", "-t", "5m", "--job-name=foo", "-o", "a.b=1", "-S", "x.y=2"]
+    options = [
+        "--dry-run",
+        "--env=-*",
+        "--rlimit=-*",
+        "-n2",
+        "-c1",
+        "-t",
+        "5m",
+        "--job-name=foo",
+        "-o",
+        "a.b=1",
+        "-S",
+        "x.y=2",
+    ]
     assert spec_of(leveret("run", *options, "echo", "hi")) == {
         "version": 1,
         "resources": [{"type": "slot", "count": 2, "label": "task", "with": ONE_CORE}],
@@ -95,6 +108,7 @@ def test_option_values_are_json_or_text(leveret: Any, tmp_path: Path) -> None:
     outcome = leveret(
         "run",
         "--dry-run",
+        "--rlimit=-*",
         "-o",
         "a=[",
         "-o",

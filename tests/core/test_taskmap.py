@@ -1,12 +1,15 @@
-"""Block distribution of tasks, and RFC 34 maps."""
+"""Distribution and placement of tasks, and RFC 34 maps."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leveret.core.taskmap import distribute, encode
+from leveret.core.taskmap import decode, distribute, encode, encode_ranks, place
+from leveret.errors import FormatError
 
 
 @given(st.integers(0, 60), st.lists(st.integers(1, 8), min_size=1, max_size=6))
@@ -47,3 +50,36 @@ def test_maps(counts: list[int], want: list[list[int]]) -> None:
 )
 def test_distribution(ntasks: int, slots: list[int], want: list[int]) -> None:
     assert distribute(ntasks, slots) == want
+
+
+@pytest.mark.parametrize(
+    ("scheme", "value", "counts", "want"),
+    [("block", "", [2, 2], [[0, 1], [2, 3]]), ("cyclic", "", [2, 2], [[0, 2], [1, 3]]),
+     ("cyclic", "2", [4, 2], [[0, 1, 4, 5], [2, 3]]), ("cyclic", "", [3, 1], [[0, 2, 3], [1]]),
+     ("manual", "[[1,1,2,1],[0,1,2,1]]", [2, 2], [[2, 3], [0, 1]]),
+     ("manual", '{"version":1,"map":[[0,2,1,2]]}', [2, 0, 2], [[0, 2], [], [1, 3]])],
+)  # fmt: skip
+def test_schemes(scheme: str, value: str, counts: list[int], want: list[list[int]]) -> None:
+    assert place(scheme, value, counts) == want
+
+
+@pytest.mark.parametrize(
+    ("scheme", "value"),
+    [("foo", ""), ("cyclic", "0"), ("cyclic", "x"), ("manual", ""), ("manual", "[[0,1,4,1]]"), ("manual", "[[2,2,2,1]]"),
+     ("manual", "[1]"), ("manual", "[[0,1000000,1000000,1]]"), ("manual", "[[0,-1,2,1]]")],
+)  # fmt: skip
+def test_schemes_that_cannot_be(scheme: str, value: str) -> None:
+    with pytest.raises(FormatError):
+        place(scheme, value, [2, 2])
+
+
+@given(st.lists(st.integers(0, 4), max_size=6), st.sampled_from(["block", "cyclic"]), st.sampled_from(["", "2", "3"]))
+def test_every_placement_has_a_map_that_says_it(counts: list[int], scheme: str, value: str) -> None:
+    ranks = place(scheme, value, counts)
+    assert [len(own) for own in ranks] == counts
+    assert sorted(rank for own in ranks for rank in own) == list(range(sum(counts)))
+    used = [own for own in ranks if own]
+    nodes = decode(json.dumps(encode_ranks(used)))
+    assert [[rank for rank, node in enumerate(nodes) if node == at] for at in range(len(used))] == used
+    if scheme == "block":
+        assert encode_ranks(used) == encode([len(own) for own in used])

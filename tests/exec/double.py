@@ -148,12 +148,16 @@ def command(directory: Path, node: int = 3, host: str = "nodeA") -> list[str]:
     return [sys.executable, "-m", "leveret.exec.helper", "--dir", str(directory), "--node", str(node), "--host", host]
 
 
+OPTIONAL = {"input", "cores", "rlimit", "redirect", "archive", "signal", "pty", "logs", "verbose", "refusal"}
+
+
 def make_spec(unit: str, argv: list[str], **spec: Any) -> Json:
     """A complete spec; ``n`` is the number of tasks, ``output`` is merged over the defaults."""
     n = spec.pop("n", 1)
     output = {"memory_max": 65536, "limit_bytes": None, "file": f"aa/{unit}.out", "unbuffered": False}
     output |= spec.pop("output", {})
-    tasks = [{"rank": rank, "local": rank, "env": {"FLUX_TASK_RANK": str(rank)}} for rank in range(n)]
+    each = spec.pop("each", {})  #: what every task has besides
+    tasks = [{"rank": rank, "local": rank, "env": {"FLUX_TASK_RANK": str(rank)}, **each} for rank in range(n)]
     full: Json = {
         "kind": "tasks",
         "jobid": 1,
@@ -170,7 +174,7 @@ def make_spec(unit: str, argv: list[str], **spec: Any) -> Json:
         "setpgrp": True,
         "log": None,
     }
-    assert spec.keys() <= full.keys(), spec
+    assert spec.keys() <= full.keys() | OPTIONAL, spec
     return full | spec
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -18,6 +18,7 @@ from leveret import __version__, wire
 from leveret.api import openapi
 from leveret.core import jobid as jobids
 from leveret.errors import (
+    BusyError,
     ForbiddenError,
     InvalidError,
     LeveretError,
@@ -27,8 +28,8 @@ from leveret.errors import (
     UsageError,
     VersionError,
 )
-from leveret.manager.manager import Manager, job_waitable
 from leveret.manager import userevents
+from leveret.manager.manager import Manager, job_waitable
 from leveret.manager.queries import Queries
 
 _encode = msgspec.json.Encoder().encode
@@ -284,9 +285,13 @@ class Api:
             data = base64.b64decode(body.data, validate=True)
         except binascii.Error:
             raise UsageError("malformed request: `data` is not base64") from None
-        return answer(
-            {"offset": await self.manager.stdin(self.jobid(request), body.offset, body.ranks, data, body.eof)}
-        )
+        taken = self.manager.stdin(self.jobid(request), body.offset, body.ranks, data, body.eof)
+        return answer({"offset": await self.while_serving(taken)})
+
+    async def winsize(self, request: Request) -> Response:
+        body = await self.body(request, wire.Winsize)
+        self.manager.winsize(self.jobid(request), [body.rows, body.columns])
+        return answer({})
 
     async def wait(self, request: Request) -> Response:
         body = await self.body(request, wire.Wait)
@@ -295,15 +300,11 @@ class Api:
         else:
             jobid = jobids.parse(body.id)
             job = self.manager.outcome(jobid)
-            if job is None or jobid in self.manager.waited:
+            if job is None or self.manager.waited(job):
                 raise NotWaitableError("invalid job id, or job may be inactive and not waitable")
-            await self.manager.wait_inactive(jobid)
-            if job_waitable(job):
-                if jobid in self.manager.waited:
-                    raise NotWaitableError("invalid job id, or job may be inactive and not waitable")
-                self.manager.waited.add(jobid)
-                if jobid in self.manager.ended_waitable:
-                    self.manager.ended_waitable.remove(jobid)
+            await self.while_serving(self.manager.wait_inactive(jobid))
+            if job_waitable(job) and not self.manager.take_waitable(jobid):
+                raise NotWaitableError("invalid job id, or job may be inactive and not waitable")
         return answer(await self.queries.record(jobid))
 
     async def _next_waitable(self) -> int:
@@ -314,7 +315,20 @@ class Api:
                 return taken
             if not self.manager.has_waitable():
                 raise NothingToWaitError("there are no more waitable jobs")
-            await self.manager.wait_inactive(0)
+            await self.while_serving(self.manager.wait_inactive(0))
+
+    async def while_serving(self, what: Coroutine[Any, Any, T]) -> T:
+        """A long wait that ends with the daemon: `busy`, and the client asks the next one."""
+        task = asyncio.ensure_future(what)
+        ending = asyncio.ensure_future(self.instance.ending.wait())
+        try:
+            await asyncio.wait((task, ending), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise BusyError("the daemon is ending")
+            return task.result()
+        finally:
+            task.cancel()
+            ending.cancel()
 
     # ---- holds -------------------------------------------------------------------------------------
 
@@ -410,6 +424,7 @@ ROUTES: list[tuple[str, str, str, type | None]] = [
     ("POST", "/v1/jobs/{id}/kill", "kill", wire.Kill),
     ("POST", "/v1/jobs/{id}/urgency", "urgency", wire.Urgency),
     ("POST", "/v1/jobs/{id}/stdin", "stdin", wire.Stdin),
+    ("POST", "/v1/jobs/{id}/winsize", "winsize", wire.Winsize),
     ("POST", "/v1/wait", "wait", wire.Wait),
     ("POST", "/v1/jobs/{id}/holds", "open_hold", wire.HoldOpen),
     ("POST", "/v1/jobs/{id}/holds/finish", "finish_hold", wire.HoldFinish),

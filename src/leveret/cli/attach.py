@@ -10,7 +10,7 @@ from __future__ import annotations
 import select
 import time
 from signal import SIGPIPE
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leveret.cli import output
 from leveret.cli.attach_signals import Detached, Signals
@@ -18,6 +18,9 @@ from leveret.cli.printer import Printer, exit_code_of, exit_message
 from leveret.cli.stdin import Stdin, is_open
 from leveret.client import Client, EventStream
 from leveret.errors import LeveretError, NotFoundError
+
+if TYPE_CHECKING:
+    from leveret.cli.terminal import Terminal
 
 #: event → what `--show-status` says from then on
 STATUS_TEXTS = {
@@ -51,6 +54,7 @@ class Options:
         tail: int | None = None,
         owns: bool = False,
         no_stdin: bool = False,
+        interactive: bool | None = None,
     ) -> None:
         self.show_events = show_events
         self.show_exec = show_exec
@@ -64,6 +68,8 @@ class Options:
         self.stdin_ranks = stdin_ranks
         #: the tasks read something else
         self.no_stdin = no_stdin
+        #: the tasks have a terminal that is ours to use; None: to be found out
+        self.interactive = interactive
         self.tail = tail
         #: the job is ours (`run`): it ends by SIGPIPE when nobody reads its output, as a command in a pipe does
         self.owns = owns
@@ -82,6 +88,9 @@ class Attach:
         self.show_status = options.show_status
         self._waitstatus: int | None = None
         self._fatal = False
+        self._terminal: Terminal | None = None
+        #: tasks run that take keys
+        self._keys = False
         self._reached = False
         self._status: dict[str, Any] = {}
         self._t_status = time.monotonic()
@@ -106,6 +115,8 @@ class Attach:
         if not self.options.read_only:
             signals.install()
             stdin = Stdin(self.client, self.jobid, self.options.stdin_ranks) if self._has_stdin() else None
+            if stdin is not None and output.is_terminal(0) and self.options.interactive is not False:
+                self._use_terminal()
         try:
             with stream:
                 record = self._follow(stream, stdin)
@@ -116,6 +127,8 @@ class Attach:
                 self._end_by_pipe()
             raise
         finally:
+            if self._terminal is not None:
+                self._terminal.close()
             self.status.clear()
             signals.restore()
             if stdin is not None:
@@ -124,6 +137,12 @@ class Attach:
 
     def _has_stdin(self) -> bool:
         return not self.options.no_stdin and is_open()
+
+    def _use_terminal(self) -> None:
+        from leveret.cli.terminal import Terminal, is_interactive
+
+        if self.options.interactive or is_interactive(self.client, self.jobid):
+            self._terminal = Terminal(self.client.uri, self.jobid)
 
     def _follow(self, stream: EventStream, stdin: Stdin | None) -> dict[str, Any] | None:
         """Until the end of the stream (its record) or the awaited event (None)."""
@@ -150,6 +169,8 @@ class Attach:
 
     def _wait(self, stream: EventStream, stdin: Stdin | None) -> bool:
         """Poll; true if the stream can be read. Serves stdin meanwhile, and redraws the status line each second."""
+        if self._terminal is not None:
+            self._terminal.update(self._keys and stdin is not None and not stdin.done)
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLIN)
         for fd in stdin.readers() if stdin is not None else ():
@@ -175,6 +196,8 @@ class Attach:
 
     def _job_event(self, event: dict[str, Any]) -> None:
         name, context = event["name"], event.get("context") or {}
+        if self._terminal is not None:
+            self._take_keys(name, context)
         if self.printer.t_submit is None:
             self.printer.t_submit = event["timestamp"]
         if name == "exception":
@@ -190,6 +213,19 @@ class Attach:
             if name == "start":
                 output.write(2, b"\n")
 
+    def _take_keys(self, name: str, context: dict[str, Any]) -> None:
+        """Keys are the tasks' from `start` on, and ours again once the job is about to end: Ctrl-C must work then."""
+        if name == "start":
+            self._keys = True
+            if self._terminal is not None:
+                self.status.clear()
+                self._terminal.update(True)  # before any output of theirs is shown
+        elif name == "finish" or (name == "exception" and context.get("severity") == 0):
+            self._keys = False
+            if self._terminal is not None:
+                self.printer.flush()
+                self._terminal.update(False)
+
     def _status_text(self, text: str, timestamp: float) -> None:
         """One step of `--show-status`: rewritten in place, with the time since submission at the right."""
         seconds = int(timestamp - (self.printer.t_submit or timestamp))
@@ -204,6 +240,7 @@ class Attach:
         if (
             not status
             or self.show_status
+            or self._keys
             or (state == "RUN" and status.get("phase") == "running")
             or state == "INACTIVE"
         ):
@@ -219,6 +256,8 @@ class Attach:
         self.status.show(text)
 
     def _on_lost(self, reason: str) -> None:
+        if self._terminal is not None:
+            self._terminal.update(False)
         if self.options.verbose or self.status.enabled:
             self.printer.flush()
             self.status.show("leveret-job: lost the daemon, connecting again")

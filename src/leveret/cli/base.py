@@ -147,7 +147,10 @@ def near(word: str, words: list[str]) -> list[str]:
 
 
 def usage_error(failure: click.UsageError) -> int:
-    """Print a usage error as Flux's Python commands do, with a hint for a near miss. Returns 2."""
+    """Print a usage error as Flux's Python commands do, with a hint for a near miss.
+
+    Returns 2; with LEVERET_AS_FLUX Flux's 1 for verbs of `job` and for a verb that does not exist.
+    """
     ctx = failure.ctx
     hints: list[str] = []
     if isinstance(failure, click.NoSuchOption):
@@ -162,16 +165,28 @@ def usage_error(failure: click.UsageError) -> int:
         extra = re.match(r"got unexpected extra arguments? \((.*)\)$", text)
         if extra:
             text = f"unrecognized arguments: {extra[1]}"
+    as_flux = output.NAME == "flux"
+    in_job = ctx is not None and ctx.command_path.startswith("flux job")
+    if as_flux and in_job and isinstance(failure, click.NoSuchOption) and ctx is not None:
+        name = ctx.command_path.replace(" ", "-", 1)
+        output.plain(f"{name}: unrecognized option '{failure.option_name}'")
+        output.plain(f"Try `{name} --help' for more information.")
+        return 1
+    if as_flux and in_job and isinstance(failure, NoSuchVerb) and ctx is not None:
+        output.plain("Usage: flux-job [OPTIONS] COMMAND ARGS")
+        return 1
     if ctx is not None and not isinstance(failure, NoSuchVerb):
         command = ctx.command
         line = command.usage_line(ctx) if isinstance(command, Command | Group) else ctx.get_usage()
         output.plain(line)
     output.plain(
-        f"{ctx.command_path if ctx else 'leveret'}: {'' if isinstance(failure, NoSuchVerb) else 'error: '}{text}"
+        f"{ctx.command_path if ctx else output.NAME}: {'' if isinstance(failure, NoSuchVerb) else 'error: '}{text}"
     )
     if hints:
         listed = ", ".join(f"`{hint}`" for hint in hints)
         output.plain(f"hint: did you mean {listed}?")
+    if as_flux and (in_job or isinstance(failure, NoSuchVerb)):
+        return 1  # as Flux's own programs have it
     return failure.exit_code
 
 

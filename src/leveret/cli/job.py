@@ -8,6 +8,7 @@ from leveret.cli import output
 from leveret.cli.base import Group
 
 ACT, ASK, EVENTS = "leveret.cli.job_act", "leveret.cli.job_ask", "leveret.cli.job_events"
+MANY, MORE = "leveret.cli.job_many", "leveret.cli.job_more"
 
 #: verb → (module, attribute, short help)
 VERBS = {
@@ -26,6 +27,14 @@ VERBS = {
     "cancel": (ACT, "cancel", "Cancel jobs."),
     "raise": (ACT, "raise_", "Raise an exception for jobs."),
     "kill": (ACT, "kill", "Send a signal to jobs' tasks."),
+    "raiseall": (MANY, "raiseall", "Raise an exception for all jobs that match."),
+    "killall": (MANY, "killall", "Send a signal to the tasks of all running jobs."),
+    "purge": (MANY, "purge", "Delete jobs that are over."),
+    "memo": (MORE, "memo", "Note values on a job."),
+    "taskmap": (MORE, "taskmap", "Print which task ran where."),
+    "hostpids": (MORE, "hostpids", "Print HOST:PID of a job's tasks."),
+    "stats": (MORE, "stats", "Print counts of jobs."),
+    "namespace": (MORE, "namespace", "Print the name of jobs' guest spaces."),
     "urgency": (ACT, "urgency", "Set a job's urgency."),
     "submit": (ACT, "submit", "Submit a jobspec as JSON."),
 }
@@ -37,4 +46,4 @@ def job(ctx: click.Context) -> None:
     """Look at a job, wait for it, act on it."""
     if ctx.invoked_subcommand is None:
         output.write(2, output.encode(ctx.get_help() + "\n"))
-        ctx.exit(2)
+        ctx.exit(1 if output.NAME == "flux" else 2)

@@ -16,6 +16,7 @@ from leveret.cli.printer import exit_code_of, exit_message
 from leveret.errors import FormatError, InvalidError, NotFoundError, NothingToWaitError
 
 RESULT_NUMBERS = {"COMPLETED": 1, "FAILED": 2, "CANCELED": 4, "TIMEOUT": 8}
+STATE_NUMBERS = {"NEW": 1, "DEPEND": 2, "PRIORITY": 4, "SCHED": 8, "RUN": 16, "CLEANUP": 32, "INACTIVE": 64}
 NO_LIMIT_S = 4294967295
 
 
@@ -57,7 +58,7 @@ def status(verbose: bool, as_json: bool, exception_exit_code: int | None, ids: t
         worst = max(worst, code)
         if as_json:
             output.json_data(result_object(job))
-        if verbose and code:
+        if verbose and code and job.get("waitstatus") is not None:
             cause = job.get("cause")
             what = f"exception type={cause.get('type')}" if cause else f"exited with exit code {code}"
             output.note(f"{output.f58(jobid)}: {what}")
@@ -159,9 +160,9 @@ def info(original: bool, base: bool, jobid: str, key: str | None) -> int:
     from leveret.client import Client
 
     if key is None:
-        output.plain("usage: leveret job info id key")
+        output.plain(f"usage: {output.NAME} job info id key")
         output.plain(KEYS)
-        return 2
+        return 1 if output.NAME == "flux" else 2
     number = parse_jobid(jobid)
     with Client() as client:
         try:
@@ -203,7 +204,7 @@ def list_ids(ids: tuple[str, ...]) -> int:
     with Client() as client:
         for text, jobid in zip(ids, numbers, strict=True):
             try:
-                output.json_data(client.job(jobid))
+                output.json_data(numbered(client.job(jobid)))
             except NotFoundError:
                 raise NotFoundError(f"{text}: No such job")
     return 0
@@ -214,8 +215,17 @@ def print_records(count: int, states: list[str] | None) -> int:
 
     with Client() as client:
         records = client.jobs(count=count, states=states)
-    output.data_lines(output.json_text(job) for job in records)
+    output.data_lines(output.json_text(numbered(job)) for job in records)
     return 0
+
+
+def numbered(job: dict[str, Any]) -> dict[str, Any]:
+    """A record with Flux's numbers for state and result, which scripts read here."""
+    shown = {key: value for key, value in job.items() if value is not None}
+    shown["state"] = STATE_NUMBERS.get(job.get("state", ""), 0)
+    if job.get("result"):
+        shown["result"] = RESULT_NUMBERS.get(job["result"], 0)
+    return shown
 
 
 @click.command(
@@ -295,8 +305,9 @@ def timeleft(human: bool, jobid: str | None) -> int:
     from leveret.core import duration
 
     text = jobid or os.environ.get("FLUX_JOB_ID")
-    if not text:
-        raise InvalidError("timeleft: no jobid", "name one, or call it within a job")
+    if not text:  # of the instance, then, which has no limit
+        output.data(duration.encode(float("inf")) if human else str(NO_LIMIT_S))
+        return 0
     number = parse_jobid(text)
     with Client() as client:
         try:

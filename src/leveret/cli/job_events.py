@@ -151,9 +151,8 @@ def deadline_of(timeout: str | None) -> float | None:
     try:
         return time.monotonic() + duration.parse(timeout)
     except FormatError:
-        raise InvalidError(
-            f"wait-event: Invalid argument for option 'timeout': '{timeout}'", "for example 10s or 500ms"
-        )
+        output.verb = "job wait-event"  # as Flux has it here
+        raise InvalidError(f"wait-event: Invalid argument for option 'timeout': '{timeout}'", "for example 10s or 500ms")
 
 
 def context_test(text: str | None) -> tuple[str | None, Any]:

@@ -116,9 +116,11 @@ def format_text(name: str | None) -> str:
 
 
 def formats_help() -> str:
-    rows = [f"  {name:<12} {text}" for name, (_, text) in fields.FORMATS.items()]
-    names = ", ".join(fields.HEADINGS)
-    return "\n".join(["", "Configured leveret-jobs output formats:", "", *rows, "", f"Fields: {names}"])
+    rows = [f"  {name:<12} {text.replace('leveret', output.NAME)}" for name, (_, text) in fields.FORMATS.items()]
+    shown = ["", f"Configured {output.NAME}-jobs output formats:", "", *rows]
+    if output.NAME != "flux":
+        shown += ["", f"Fields: {', '.join(fields.HEADINGS)}"]
+    return "\n".join(shown)
 
 
 def query_of(params: dict[str, Any]) -> dict[str, Any]:

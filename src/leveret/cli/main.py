@@ -18,13 +18,28 @@ from leveret.errors import InternalError, LeveretError
 VERBS = {
     "run": ("leveret.cli.run", "run", "Run a job and stay with it until all of its parts are done."),
     "submit": ("leveret.cli.submit", "submit", "Submit jobs and print their ids."),
+    "bulksubmit": ("leveret.cli.bulk", "bulksubmit", "Submit a job for each of many inputs."),
+    "watch": ("leveret.cli.watch_verb", "watch", "Show the output of jobs until they are over."),
     "jobs": ("leveret.cli.jobs", "jobs", "List jobs."),
+    "pgrep": ("leveret.cli.pgrep", "pgrep", "Print the ids of jobs by name."),
+    "pkill": ("leveret.cli.pgrep", "pkill", "Cancel jobs by name."),
+    "pstree": ("leveret.cli.pstree", "pstree", "Show running jobs as a tree."),
     "cancel": ("leveret.cli.cancel", "cancel", "Cancel jobs."),
     "job": ("leveret.cli.job", "job", "Look at and act on one job: attach, eventlog, wait, kill …"),
+    "post-job-event": ("leveret.cli.job_more", "post_job_event", "Post an event of your own to a job."),
     "start": ("leveret.cli.start", "start", "Run an instance around a command or in the foreground."),
     "shutdown": ("leveret.cli.manage", "shutdown", "End the instance."),
     "status": ("leveret.cli.manage", "status", "Show the instance: daemon, helpers, where it lives."),
     "jobtap": ("leveret.cli.jobtap", "jobtap", "Load, list and remove plugins."),
+    "uptime": ("leveret.cli.system", "uptime", "Say how long the instance has been up."),
+    "dmesg": ("leveret.cli.system", "dmesg", "Print the instance's log."),
+    "getattr": ("leveret.cli.system", "getattr_", "Print an attribute of the instance."),
+    "hostlist": ("leveret.cli.hostlist_verb", "hostlist", "Combine lists of hosts."),
+    "R": ("leveret.cli.rset", "R", "Read, write and combine resource sets."),
+    "env": ("leveret.cli.system", "env", "Print or use the environment of the instance."),
+    "multi-prog": ("leveret.cli.multi_prog", "multi_prog", "Run a command of its own for each task of a job."),
+    "alias": ("leveret.cli.alias", "alias", "Write a `flux` that is Leveret."),
+    "help": ("leveret.cli.system", "help_", "Show the help of a verb."),
     "demo": ("leveret.cli.demo", "demo", "Show a whole job: data in, two tasks, data out."),
     "completion": ("leveret.cli.manage", "completion", "Print a script that completes verbs, options and job ids."),
     "version": ("leveret.cli.manage", "version", "Print versions."),
@@ -51,9 +66,10 @@ def cli(ctx: click.Context, version: bool) -> None:
 def run_cli(args: Sequence[str]) -> int:
     """Run a command line. Returns the exit code; everything else has been printed."""
     output.verb = ""
+    output.targets.clear()
     try:
         # not cli.main(): it makes an exit code 1 of a broken pipe
-        with cli.make_context("leveret", list(args)) as context:
+        with cli.make_context(output.NAME, list(args)) as context:
             code = cli.invoke(context)
     except click.UsageError as failure:
         return usage_error(failure)

@@ -32,8 +32,13 @@ class Fail(LeveretError):
         self.exit_code = exit_code
 
 
+#: where stdout (1) and stderr (2) go when not there: `--log` and `--log-stderr`
+targets: dict[int, int] = {}
+
+
 def write(fd: int, data: bytes) -> None:
     """Write all of `data`, whatever the descriptor's mode. Raises BrokenPipeError."""
+    fd = targets.get(fd, fd)
     view = memoryview(data)
     while view:
         try:
@@ -89,8 +94,8 @@ def warning(text: str) -> None:
 
 def failure_line(error: LeveretError) -> str:
     """How the running verb words an error."""
-    if verb == "job":
-        return f"{NAME}-job: {error.message}"
+    if verb.partition(" ")[0] == "job":
+        return f"{NAME}-{verb}: {error.message}"
     return f"{NAME}-{verb or 'main'}: ERROR: {error.message}"
 
 

@@ -46,12 +46,13 @@ def run(**params: Any) -> int:
     from leveret.cli.attach import Attach, Options
     from leveret.client import Client
 
+    interactive = "pty" in spec["attributes"]["system"]["shell"]["options"] and prepare_terminal(spec)
     with Client() as client:
         jobid = client.submit(spec, urgency, flags)
         output.verb = "job"  # from here on the messages are those of attach, as in Flux
         if params["verbose"]:
             output.plain(f"jobid: {output.f58(jobid)}")
-        options = Options(
+        how = Options(
             show_events=params["verbose"] >= 2,
             show_exec=params["verbose"] >= 3,
             wait_event=params["wait_event"] or "",
@@ -59,6 +60,19 @@ def run(**params: Any) -> int:
             unbuffered=params["unbuffered"],
             stdin_ranks=stdin_ranks or "all",
             no_stdin=bool(params["input"]),
+            interactive=interactive,
             owns=True,
         )
-        return Attach(client, jobid, options).run()
+        return Attach(client, jobid, how).run()
+
+
+def prepare_terminal(spec: dict[str, Any]) -> bool:
+    """Whether the job's terminal is to be ours; then it has the size of ours from the beginning."""
+    from leveret.cli import terminal
+
+    options = spec["attributes"]["system"]["shell"]["options"]
+    if not terminal.wants(options):
+        return False
+    if (size := terminal.size()) is not None:
+        options["pty"]["size"] = size
+    return True

@@ -7,11 +7,12 @@ more, which is the flow control; its offset makes a repetition after a lost conn
 from __future__ import annotations
 
 import os
+import time
 
 from leveret.cli import output
 from leveret.client import Client, stdin_body
 from leveret.connection import Connection, LostError, encode_json, make_request
-from leveret.errors import LeveretError
+from leveret.errors import BusyError, LeveretError
 
 READ_BYTES = 64 * 1024
 
@@ -112,6 +113,10 @@ class Stdin:
                 return
             answer = connection.receive_answer()
         except LostError:
+            self._again()
+            return
+        except BusyError:  # the daemon ends; the next one takes it
+            time.sleep(0.05)
             self._again()
             return
         except LeveretError as refused:

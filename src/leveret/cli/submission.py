@@ -23,6 +23,8 @@ URGENCIES = {"hold": 0, "default": 16, "expedite": 31}
 FLAGS = ("debug", "waitable", "novalidate")
 DEPRECATED_AFTER = "dependency scheme 'after' is deprecated, use 'afterstart'"
 
+PER_RESOURCE = ("cores", "tasks_per_node", "tasks_per_core", "gpus_per_node")
+
 Parameters = dict[str, Any]
 
 
@@ -32,8 +34,12 @@ def options(*more: Callable[[Any], Any]) -> Callable[[Any], Any]:
     every = [
         opt("-n", "--ntasks", type=int, metavar="N", help="Number of tasks (default 1, with -N one a node)."),
         opt("-N", "--nodes", type=int, metavar="N", help="Number of nodes; tasks are spread over them."),
-        opt("-c", "--cores-per-task", type=int, metavar="N", default=1, help="Cores for each task."),
-        opt("-g", "--gpus-per-task", type=int, metavar="N", default=0, help="GPUs for each task."),
+        opt("-c", "--cores-per-task", type=int, metavar="N", help="Cores for each task."),
+        opt("-g", "--gpus-per-task", type=int, metavar="N", help="GPUs for each task."),
+        opt("--cores", type=int, metavar="N", help="Cores of the whole job; tasks are then counted per resource."),
+        opt("--tasks-per-node", type=int, metavar="N", help="Tasks on each node (with -N or --cores)."),
+        opt("--tasks-per-core", type=int, metavar="N", help="Tasks on each core (with -N or --cores)."),
+        opt("--gpus-per-node", type=int, metavar="N", help="GPUs of each node (with -N)."),
         opt("-x", "--exclusive", is_flag=True, help="Whole nodes (with -N)."),
         opt("-t", "--time-limit", metavar="MIN|FSD", help="Time limit of the tasks; a bare number is minutes."),
         opt("-q", "--queue", metavar="NAME", default="", help="Queue the job goes to."),
@@ -100,19 +106,18 @@ def build(params: Parameters, environment: dict[str, str]) -> dict[str, Any]:
     command = list(params["command"])
     if not command:
         raise Fail("job command and arguments are missing")
+    per_resource = {key: params[key] for key in PER_RESOURCE if params[key] is not None}
     spec = jobspec.build(
         command,
-        ntasks=params["ntasks"],
-        nnodes=params["nodes"] or 0,
-        cores_per_task=params["cores_per_task"],
-        gpus_per_task=params["gpus_per_task"],
-        exclusive=params["exclusive"],
+        **({} if per_resource else per_task_of(params)),
         duration_s=duration.parse_time_limit(params["time_limit"]) if params["time_limit"] is not None else 0.0,
         name=params["job_name"],
         queue=params["queue"],
         cwd=os.path.abspath(params["cwd"]) if params["cwd"] else working_directory(),
         environment=environment,
     )
+    if per_resource:
+        add_per_resource(spec, params, per_resource)
     system = spec["attributes"]["system"]
     if params["bank"]:
         system["bank"] = params["bank"]
@@ -146,6 +151,30 @@ def build(params: Parameters, environment: dict[str, str]) -> dict[str, Any]:
     for text in params["setattr"]:
         jobspec.setattr_path(spec, *(file_value(text) if text.startswith("^") else key_value(text)))
     return spec
+
+
+def per_task_of(params: Parameters) -> dict[str, Any]:
+    """The options that count tasks."""
+    return {
+        "ntasks": params["ntasks"],
+        "nnodes": params["nodes"] or 0,
+        "cores_per_task": 1 if params["cores_per_task"] is None else params["cores_per_task"],
+        "gpus_per_task": params["gpus_per_task"] or 0,
+        "exclusive": params["exclusive"],
+    }
+
+
+def add_per_resource(spec: dict[str, Any], params: Parameters, given: dict[str, int]) -> None:
+    """Resources for --cores, --tasks-per-node, --tasks-per-core and --gpus-per-node."""
+    from leveret.core import perresource
+
+    if any(params[key] is not None for key in ("ntasks", "cores_per_task", "gpus_per_task")):
+        raise InvalidError("Per-resource options can't be used with per-task options. (See --help for details)")
+    spec["resources"], option = perresource.resources(
+        nnodes=params["nodes"] or 0, exclusive=params["exclusive"], **given
+    )
+    if option is not None:
+        jobspec.setopt(spec, "per-resource", option)
 
 
 def working_directory() -> str:

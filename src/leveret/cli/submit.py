@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from leveret.cli import envrules, output, submission
+from leveret.cli.manyopts import MANY_OPTIONS, Logs, logged
 from leveret.cli.submission_command import SubmissionCommand
 from leveret.errors import FormatError, InvalidError, LeveretError
 
@@ -28,43 +29,57 @@ BATCH = 500
     ),
 )
 @submission.options(
-    click.option("--cc", metavar="IDSET", help="One copy per id; sets FLUX_JOB_CC, and {cc} is replaced."),
-    click.option("--bcc", metavar="IDSET", help="As --cc, without FLUX_JOB_CC."),
-    click.option("--wait", is_flag=True, help="Wait until all jobs are clean; exit with the worst code."),
-    click.option("--wait-event", metavar="NAME", help="Wait until every job has this event."),
-    click.option("--watch", is_flag=True, help="Show all jobs' output; implies --wait."),
+    *MANY_OPTIONS,
 )
 def submit(**params: Any) -> int:
     """Submit jobs and print their ids; each job is on disk when its id is printed."""
     for notice in submission.deprecations(params["dependency"]):
         output.plain(notice)
-    same = copies_of_one(params)
-    jobs = [] if same is not None else list(requests(params))
-    if params["dry_run"]:
-        for job in jobs:
-            output.json_data(job["jobspec"])
-        return 0
-    from leveret.client import Client
+    with Logs(params):
+        same = copies_of_one(params)
+        jobs = [] if same is not None else list(requests(params))
+        if params["dry_run"]:
+            for job in jobs:
+                output.json_data(job["jobspec"])
+            return 0
+        from leveret.client import Client
 
-    with Client() as client:
-        if same is not None:
-            ids, code = send_copies(client, *same, params["quiet"])
+        with Client() as client:
+            if same is not None:
+                ids, code = send_copies(client, *same, params["quiet"])
+            else:
+                ids, code = send(client, jobs, params["quiet"])
+            return stay(client, ids, code, params)
+
+
+def stay(client: Any, ids: list[int], code: int, params: dict[str, Any]) -> int:
+    """What --watch, --wait, --wait-event and --progress ask for once the jobs are submitted. Returns the worst code."""
+    bar = None
+    if params["progress"]:
+        if output.is_terminal(1):
+            from leveret.cli.progress import Progress
+
+            bar = Progress(client.uri, ids, params["jps"])
         else:
-            ids, code = send(client, jobs, params["quiet"])
-        if params["watch"] or (params["verbose"] >= 2 and params["wait"]):
-            from leveret.cli.watch import watch
+            output.plain(f"{output.NAME}: WARNING: stdout is not a tty. Ignoring --progress option")
+    if params["watch"] or (params["verbose"] >= 2 and params["wait"]):
+        from leveret.cli.watch import watch
 
-            code = max(code, watch(client, ids, params["label_io"], params["watch"], params["verbose"]))
-        elif params["wait_event"]:
-            code = max(code, wait_event(client, ids, params["wait_event"]))
-        elif params["wait"]:
-            code = max(code, wait(client, ids, "clean"))
+        return max(code, watch(client, ids, params["label_io"], params["watch"], params["verbose"], bar))
+    if bar is not None and (params["wait"] or not params["wait_event"]):
+        return max(code, bar.run(params["wait"]))
+    if params["wait_event"]:
+        return max(code, wait_event(client, ids, params["wait_event"]))
+    if params["wait"]:
+        return max(code, wait(client, ids, "clean"))
     return code
 
 
 def copies_of_one(params: dict[str, Any]) -> tuple[dict[str, Any], list[str | None]] | None:
     """(request, copies) when all jobs of --cc or --bcc are the same but for FLUX_JOB_CC: sent as one jobspec then."""
     if not (params["cc"] or params["bcc"]) or (params["cc"] and params["bcc"]) or params["dry_run"]:
+        return None
+    if "{cc}" in f"{params['log']}{params['log_stderr']}":
         return None
     spec = submission.build(params, {})
     if "{cc}" in json.dumps(spec) or any("{cc}" in rule for rule in params["env"]):
@@ -90,13 +105,8 @@ def send_copies(
             results = client.submit_copies(copies=copies[first : first + BATCH], **request)
         except InvalidError as refused:  # the one jobspec is bad, and so is every copy
             return ids, refuse(refused)
-        accepted = [result for result in results if isinstance(result, int)]
-        ids += accepted
-        if not quiet:
-            output.data_lines(output.f58(jobid) for jobid in accepted)
-        for result in results:
-            if isinstance(result, LeveretError):
-                code = max(code, refuse(result))
+        ids += [result for result in results if isinstance(result, int)]
+        code = max(code, told(results, quiet))
     return ids, code
 
 
@@ -124,7 +134,13 @@ def requests(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
         system["environment"] = {**environment, **system["environment"]}
         if params["cc"]:
             system["environment"]["FLUX_JOB_CC"] = str(copy)
-        yield {"jobspec": own, "urgency": urgency, "flags": flags}
+        yield {"jobspec": own, "urgency": urgency, "flags": flags, **log_names(params, str(copy))}
+
+
+def log_names(params: dict[str, Any], copy: str) -> dict[str, Any]:
+    """The files of this copy's id and messages, where `--log` and `--log-stderr` name one per copy."""
+    names = [name.replace("{cc}", copy) if name and "{cc}" in name else "" for name in (params["log"], params["log_stderr"])]
+    return {"logs": tuple(names)} if any(names) else {}
 
 
 def copy_ids(text: str | None) -> list[int] | None:
@@ -145,6 +161,7 @@ def send(client: Any, jobs: Sequence[dict[str, Any]], quiet: bool) -> tuple[list
     """Submit and print ids as they are known. Returns them, and 1 if any was refused."""
     ids: list[int] = []
     code = 0
+    logs = [job.pop("logs", None) for job in jobs]
     for first in range(0, len(jobs), BATCH):
         batch = jobs[first : first + BATCH]
         results: list[int | LeveretError]
@@ -157,12 +174,20 @@ def send(client: Any, jobs: Sequence[dict[str, Any]], quiet: bool) -> tuple[list
             results = client.submit_many(batch)
         accepted = [result for result in results if isinstance(result, int)]
         ids += accepted
-        if not quiet:
-            output.data_lines(output.f58(jobid) for jobid in accepted)
-        for result in results:
-            if isinstance(result, LeveretError):
-                code = max(code, refuse(result))
+        if any(logs):
+            for result, names in zip(results, logs[first : first + BATCH], strict=True):
+                with logged(*(names or ("", ""))):
+                    code = max(code, told([result], quiet))
+        else:
+            code = max(code, told(results, quiet))
     return ids, code
+
+
+def told(results: Sequence[int | LeveretError], quiet: bool) -> int:
+    """Print the ids, and why others were refused. Returns 1 if any was."""
+    if not quiet:
+        output.data_lines(output.f58(result) for result in results if isinstance(result, int))
+    return max((refuse(result) for result in results if isinstance(result, LeveretError)), default=0)
 
 
 def refuse(refused: LeveretError) -> int:
@@ -187,7 +212,7 @@ def wait(client: Any, ids: Sequence[int], event: str) -> int:
 
 
 def show_exception(job: dict[str, Any]) -> None:
-    if job.get("exception_occurred"):
+    if job.get("exception_occurred") and job.get("exception_severity") == 0:
         output.plain(
             f"job.exception: type={job.get('exception_type')} severity={job.get('exception_severity')} "
             f"{job.get('exception_note') or ''}"

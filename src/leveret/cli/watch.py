@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import select
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leveret.cli import output
 from leveret.cli.printer import Printer
 from leveret.client import Client, EventStream
+
+if TYPE_CHECKING:
+    from leveret.cli.progress import Progress
 
 #: Streams that are open at a time; the jobs after them wait for their turn, and lose nothing by it.
 STREAMS_MAX = 100
@@ -55,7 +58,9 @@ class Watched:
             self.printer.line(f"job.exception: {what} {context.get('note', '')}")
 
 
-def watch(client: Client, ids: Sequence[int], label: bool, show_output: bool, verbose: int) -> int:
+def watch(
+    client: Client, ids: Sequence[int], label: bool, show_output: bool, verbose: int, bar: Progress | None = None
+) -> int:
     """Until all jobs are clean. Returns the worst exit code."""
     waiting = list(reversed(ids))
     active: list[Watched] = []
@@ -69,9 +74,18 @@ def watch(client: Client, ids: Sequence[int], label: bool, show_output: bool, ve
             by_fd = {job.stream.fileno(): job for job in active}
             for fd in by_fd:
                 poll.register(fd, select.POLLIN)
-            ready = [by_fd[fd] for fd, _ in poll.poll()]
+            ready = [by_fd[fd] for fd, _ in poll.poll(250 if bar is not None else None)]
+        if bar is not None:
+            bar.clear()
         for job in ready:
             if job.pump():
                 worst = max(worst, job.code)
                 active.remove(job)
+        if bar is not None:
+            bar.take()
+            bar.draw()
+    if bar is not None:
+        while not bar.take(0.1):
+            pass
+        bar.end()
     return worst

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from leveret.core import perresource
 from leveret.core.jobspec_attributes import check_attributes, is_int, is_mapping
 from leveret.errors import InvalidError, JobspecError
 
@@ -110,6 +111,10 @@ def digest(spec: dict[str, Any]) -> Digest:
     result.tasks_total = task["count"].get("total")
     result.ntasks = result.nslots if result.tasks_total is None else result.tasks_total
     system = spec["attributes"]["system"]
+    options = (system.get("shell") or {}).get("options") or {}
+    if "per-resource" in options:
+        ncores = 0 if result.exclusive else result.nslots * result.cores_per_slot
+        result.ntasks = perresource.ntasks(options["per-resource"], result.nnodes, ncores) or result.ntasks
     result.duration_s = float(system["duration"])
     result.name = system.get("job", {}).get("name") or task["command"][0].rpartition("/")[2] or task["command"][0]
     result.queue = system.get("queue", "")

@@ -174,6 +174,9 @@ class LocalEngine:
         text = base64.b64encode(data).decode("ascii")
         self._send(node, {"t": "stdin", "unit": unit, "offset": offset, "ranks": ranks, "data": text, "eof": eof})
 
+    def winsize(self, node: int, unit: str, size: list[int]) -> None:
+        self._send(node, {"t": "winsize", "unit": unit, "size": size})
+
     def ack(self, node: int, unit: str, n: int) -> None:
         self._send(node, {"t": "ack", "unit": unit, "n": n})
 

@@ -121,6 +121,9 @@ class SimulatedEngine:
         if self._listener is not None:
             self._listener.on_stdin_ack(node, unit, offset + len(data))
 
+    def winsize(self, node: int, unit: str, size: list[int]) -> None:
+        """No terminal."""
+
     def ack(self, node: int, unit: str, n: int) -> None:
         """Nothing is kept."""
 

@@ -122,8 +122,8 @@ class Manager:
         self._outcomes: OrderedDict[int, Job] = OrderedDict()
         self.finals: OrderedDict[int, dict[str, Any]] = OrderedDict()  #: records of jobs that ended lately
         self._waiters: dict[int, list[asyncio.Future[None]]] = {}
-        self.waited: set[int] = set()  #: waitable jobs whose result has been taken
-        self.ended_waitable: list[int] = []  #: waitable jobs that have ended, oldest first
+        #: waitable jobs that have ended and that nobody has waited for, oldest end first
+        self.ended_waitable: dict[int, None] = dict.fromkeys(store.waitable_ids())
 
     @property
     def log(self) -> Log:
@@ -409,6 +409,16 @@ class Manager:
             self.feed.unwatch(jobid, news)
         return taken
 
+    def winsize(self, jobid: int, size: list[int]) -> None:
+        """The client's terminal has this size: rows and columns. Kept for a job that has not started."""
+        entry = self.entry(jobid)
+        if self.perform.shell(entry).pty is None:
+            raise ConflictError("the job's tasks have no terminal")
+        entry.winsize = size
+        for ask in entry.job_asks():
+            if ask.status is None:
+                self.engine.winsize(ask.node, ask.unit, size)
+
     async def set_key(self, jobid: int, key: str, value: bytes) -> None:
         """Keep a value in the job's guest space (RFC 16)."""
         self.entry(jobid)
@@ -420,13 +430,19 @@ class Manager:
         """Whether any active job may be waited for by `job wait` without an id."""
         return any(job_waitable(entry.job) for entry in self.entries.values())
 
-    def take_waitable(self) -> int:
-        """An ended waitable job that nobody has waited for, or 0; it counts as waited for then."""
-        for jobid in self.ended_waitable:
-            self.ended_waitable.remove(jobid)
-            self.waited.add(jobid)
-            return jobid
-        return 0
+    def waited(self, job: Job) -> bool:
+        """Whether somebody has taken the result of a waitable job."""
+        return job_waitable(job) and job.done and job.id not in self.entries and job.id not in self.ended_waitable
+
+    def take_waitable(self, jobid: int = 0) -> int:
+        """An ended waitable job (that one, or the first) that nobody has waited for, or 0; it counts as waited for then."""
+        jobid = jobid or next(iter(self.ended_waitable), 0)
+        if jobid not in self.ended_waitable:
+            return 0
+        del self.ended_waitable[jobid]
+        with Turn(self, "wait") as turn:
+            turn.op("DELETE FROM waitable WHERE id=?", jobid)
+        return jobid
 
     # ---- the end of a job --------------------------------------------------------------------------
 
@@ -435,6 +451,8 @@ class Manager:
         job = entry.job
         final = self.record(entry)
         turn.batch.done(job.id, job.t_inactive, final["result"], _encode(final))
+        if job_waitable(job):
+            turn.op("INSERT INTO waitable VALUES(?)", job.id)
         turn.after.append(lambda: self._retired(entry, final))
 
     def _retired(self, entry: Entry, final: dict[str, Any]) -> None:
@@ -449,8 +467,11 @@ class Manager:
             self._outcomes.popitem(last=False)
         self.units.asked_at.pop(jobid, None)
         if job_waitable(entry.job):
-            self.ended_waitable.append(jobid)
+            self.ended_waitable[jobid] = None
         self.feed.ended(jobid)
+        for ask in entry.asks.values():
+            if ask.unit != entry.unit and ask.status is None:
+                self.perform.ended(ask.unit, WorkResult(15, "the job is over"))  # nobody will hear of it
         for future in self._waiters.pop(jobid, ()):
             if not future.done():
                 future.set_result(None)

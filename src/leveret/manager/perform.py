@@ -145,7 +145,6 @@ class Perform:
                     }
                     for local, rank in enumerate(ranks)
                 ],
-                "cores": rset.ranks[node].cores,
                 "duration_s": digest.duration_s or None,
                 "kill_timeout_s": self.kill_timeout_s,
                 "output": {
@@ -162,6 +161,8 @@ class Perform:
             }
             if test:
                 specs[node]["test"] = test
+            if shell.affinity != "off":
+                specs[node]["cores"] = rset.ranks[node].cores
             if rlimit := options.get("rlimit"):
                 specs[node]["rlimit"] = rlimit
             if shell is not shellopts.PLAIN:
@@ -242,8 +243,14 @@ class Perform:
 
     async def _ended_soon(self, unit: str, patience_s: float) -> None:
         future: asyncio.Future[WorkResult] = asyncio.get_running_loop().create_future()
-        self._results.setdefault(unit, []).append(future)
-        await asyncio.wait({future}, timeout=patience_s)
+        waiting = self._results.setdefault(unit, [])
+        waiting.append(future)
+        try:
+            await asyncio.wait({future}, timeout=patience_s)
+        finally:
+            waiting.remove(future)
+            if not waiting and self._results.get(unit) is waiting:
+                del self._results[unit]
 
     def _begin(
         self,

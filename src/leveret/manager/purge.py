@@ -87,6 +87,8 @@ class Purge:
             some = ",".join(map(str, jobids))
             for table, column in (("event", "job"), ("guest", "job"), ("kv", "job"), ("done", "id"), ("job", "id")):
                 turn.op(f"DELETE FROM {table} WHERE {column} IN ({some})")
+            for jobid in jobids:
+                turn.op("DELETE FROM waitable WHERE id=?", jobid)
             for digest in envs:
                 turn.op("DELETE FROM env WHERE hash=? AND NOT EXISTS (SELECT 1 FROM job WHERE env=hash)", digest)
                 manager._envs.pop(digest, None)  # later jobs bring it again
@@ -100,9 +102,7 @@ class Purge:
         manager = self.manager
         for cache in (manager.finals, manager._outcomes, manager._specs):
             cache.pop(jobid, None)
-        manager.waited.discard(jobid)
-        if jobid in manager.ended_waitable:
-            manager.ended_waitable.remove(jobid)
+        manager.ended_waitable.pop(jobid, None)
 
     def _purged(self, jobids: list[int], files: list[tuple[int, str]]) -> None:
         for jobid in jobids:

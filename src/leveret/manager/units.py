@@ -210,10 +210,11 @@ class Units:
         self, turn: Turn, entry: Entry, ask: NodeAsk, record: Record, exec_lines: list[bytes], out: list[bytes]
     ) -> None:
         """A node does not start the tasks: what Flux says when its shell cannot set up."""
-        ts = float(record["ts"])
+        ts = min(float(record["ts"]), turn.now)  # what is said explains the exception, and so comes before it
         if not entry.job.started:
             self._started(turn, entry, ask, ts, exec_lines, out, set_up=False)
-        for level, component, message in record["logs"]:
+        leads = ask.node == min(a.node for a in entry.job_asks())
+        for level, component, message in record["logs"] if leads or entry.job.fatal is None else ():
             context = {"rank": ask.node, "level": level, "message": message}
             out.append(line(ts, "log", {**context, "component": component} if component else context))
         if entry.job.fatal is None:

@@ -87,8 +87,6 @@ class Dependencies(Plugin):
         except ValueError:
             return Reject(f"Invalid begin-time={value}")
         name = f"begin-time={when:.3f}"
-        if when <= self.manager.now():
-            return [DependencyHold(name), Finish("dependency", name)]
         return DependencyHold(name, work=self._until(when))
 
     async def _until(self, when: float) -> int:

@@ -15,10 +15,16 @@ from leveret.errors import ConflictError, InvalidError, NotFoundError
 from leveret.plugins.dependencies import Dependencies
 from leveret.plugins.hooks import Answer, Answers, Plugin
 from leveret.plugins.perilog import PerilogPlugin
+from leveret.plugins.singleton import Singleton
 from leveret.plugins.staging import Staging
 
 #: always loaded, in this order
-BUILTIN: dict[str, type[Plugin]] = {"dependencies": Dependencies, "perilog": PerilogPlugin, "staging": Staging}
+BUILTIN: dict[str, type[Plugin]] = {
+    "dependencies": Dependencies,
+    "singleton": Singleton,
+    "perilog": PerilogPlugin,
+    "staging": Staging,
+}
 #: methods that may refuse a submission, by Reject or by raising InvalidError
 REFUSING = frozenset({"validate", "dependency"})
 ENTRY_POINTS = "leveret.plugins"

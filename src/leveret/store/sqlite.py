@@ -375,6 +375,10 @@ class Store:
     def purged_count(self) -> int:
         return int(self.read.execute("SELECT count(*) FROM purged").fetchone()[0])
 
+    def waitable_ids(self) -> list[int]:
+        """Jobs with the flag `waitable` that have ended and that nobody has waited for."""
+        return [r[0] for r in self.read.execute("SELECT id FROM waitable ORDER BY id")]
+
     def plugins(self) -> list[tuple[str, str, bytes]]:
         return self.read.execute("SELECT name, source, conf FROM plugin ORDER BY position").fetchall()
 

@@ -26,6 +26,9 @@ CREATE TABLE guest(
 -- hold/KIND/NAME  which plugin closes an open hold
 CREATE TABLE kv(job INTEGER NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, PRIMARY KEY(job, key)) WITHOUT ROWID;
 
+-- jobs with the flag `waitable` that have ended and that nobody has waited for
+CREATE TABLE waitable(id INTEGER PRIMARY KEY);
+
 -- plugins loaded by hand, in order
 CREATE TABLE plugin(name TEXT PRIMARY KEY, position INTEGER NOT NULL, source TEXT NOT NULL, conf BLOB NOT NULL) WITHOUT ROWID;
 
