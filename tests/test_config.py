@@ -12,6 +12,8 @@ from leveret.errors import ConfigError
 WHOLE = """\
 [job-manager]
 plugins = ["one", "/two.py"]
+inactive-age-limit = "30d"
+inactive-num-limit = 1000
 
 [job-manager.prolog]
 command = ["/bin/prolog", "--now"]
@@ -28,6 +30,7 @@ kill-timeout = "20s"
 kill-timeout = "7s"
 engine = "simulated"
 simulated-cores = 8
+cpu-affinity = "on"
 output-limit = 1000
 
 [staging]
@@ -59,8 +62,10 @@ def test_every_key(tmp_path: Path) -> None:
             prolog=config.Perilog(["/bin/prolog", "--now"], "10m", "30s", False),
             epilog=config.Perilog(["/bin/epilog"], "1h", "20s", True),
             plugins=["one", "/two.py"],
+            inactive_age_limit="30d",
+            inactive_num_limit=1000,
         ),
-        exec=config.Exec("7s", "simulated", 8, 1000),
+        exec=config.Exec("7s", "simulated", 8, "on", 1000),
         staging=config.Staging(["cp", "{src}", "{dst}"], "2d"),
         source=str(path),
     )

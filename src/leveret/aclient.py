@@ -170,6 +170,23 @@ class AsyncClient:
         """Counts by state and result."""
         return dict(await self.request("GET", "/v1/stats"))
 
+    async def purge(
+        self,
+        ids: Sequence[int] | None = None,
+        *,
+        age_limit_s: float | None = None,
+        num_limit: int | None = None,
+        count: int = 50,
+        dry_run: bool = False,
+    ) -> Record:
+        """Delete inactive jobs: these, or those beyond the limits, `count` at most. `{count, total}`: of how many."""
+        body = {"ids": ids, "age_limit_s": age_limit_s, "num_limit": num_limit, "count": count, "dry_run": dry_run}
+        return dict(await self.request("POST", "/v1/purge", body, repeat=False))
+
+    async def tasks(self, jobid: JobId) -> list[Record]:
+        """`{rank, host, pid}` of a running job's tasks; none before they have started."""
+        return list((await self.request("GET", f"{Client.job_path(jobid)}/tasks"))["tasks"])
+
     async def shutdown(self, timeout_s: float = 10.0, keep: bool = False) -> list[str]:
         body = {"timeout_s": timeout_s, "keep": keep}
         return list((await self.request("POST", "/v1/shutdown", body, repeat=False)).get("left", []))
@@ -346,6 +363,10 @@ class AsyncClient:
         """Send stdin from `offset` on. Returns the bytes taken so far; held back while the job is full."""
         body = stdin_body(data, offset, ranks, eof)
         return int((await self.request("POST", f"{Client.job_path(jobid)}/stdin", body))["offset"])
+
+    async def winsize(self, jobid: JobId, rows: int, columns: int) -> None:
+        """Tell the terminal of a job's tasks its size. Raises ConflictError where they have none."""
+        await self.request("POST", f"{Client.job_path(jobid)}/winsize", {"rows": rows, "columns": columns})
 
     # Holds and plugins
 

@@ -42,6 +42,7 @@ class Exec(Section):
     kill_timeout: str = "5s"  #: between SIGTERM (or SIGALRM) and SIGKILL
     engine: Literal["local", "simulated"] = "local"  #: simulated: jobs only take time (exec/simulated.py)
     simulated_cores: int = 64  #: per node of the simulated engine
+    cpu_affinity: Literal["on", "off"] = "off"  #: whether tasks are bound to their job's cores unless it says otherwise
     output_limit: int | None = None  #: bytes kept per job and stream; absent = all of it
 
 

@@ -73,9 +73,9 @@ class Listener:
     """Between the engine and the manager: troubles go to the log."""
 
     def __init__(self, manager: Manager) -> None:
-        self.have = manager.have
-        self.lost_asks = manager.lost_asks
-        self.on_connected = manager.on_connected
+        self.have = manager.recovery.have
+        self.lost_asks = manager.recovery.lost_asks
+        self.on_connected = manager.recovery.on_connected
         self.on_records = manager.units.on_records
         self.on_stdin_ack = manager.units.on_stdin_ack
         self.on_progress = manager.units.on_progress
@@ -196,11 +196,11 @@ class Daemon:
             generator=generator,
             tmp_dir=str(tmp_dir),
         )
-        self.manager.recover()
+        self.manager.recovery.recover()
         gc.collect()
         gc.freeze()
         await self.engine.serve(Listener(self.manager))
-        self.manager.go_on()
+        self.manager.recovery.go_on()
         api = app.build(self.manager, Queries(self.manager), self, os.getuid())
         self.server = Server(
             uvicorn.Config(

@@ -203,10 +203,11 @@ def test_a_placement_that_is_not_known(shared: Instance) -> None:
 
 
 def test_a_signal_before_the_time_limit(shared: Instance) -> None:
-    script = 'trap "echo usr1; exit 7" USR1; while :; do sleep 0.01; done'
-    done = shared.run("-t", "1h", "--signal=USR1@1h", "sh", "-c", script, check=7)
-    assert done.out in ("usr1\n", "")  # it may come before the trap is set
-    assert notes(done.err)[0] == "leveret-shell[0]: signal: job will expire in 3600.0s, sending SIGUSR1 to job"
+    # it may come before the trap is set, where a machine is slow: then the task is killed by it
+    script = 'trap "exit 7" USR1; while :; do sleep 0.01; done'
+    done = shared.run("-t", "1h", "--signal=USR1@3599s", "sh", "-c", script)
+    assert done.code in (7, 138)
+    assert notes(done.err)[0] == "leveret-shell[0]: signal: job will expire in 3599.0s, sending SIGUSR1 to job"
 
 
 @pytest.mark.parametrize(

@@ -270,12 +270,12 @@ class Double:
         manager, helper = self.manager, self.helpers[node]
         assert manager is not None
         self.connected[node] = True
-        for old in sorted(manager.lost_asks(node, helper.incarnation)):
+        for old in sorted(manager.recovery.lost_asks(node, helper.incarnation)):
             manager.units.on_lost(node, f"node{node}", old)
-        for unit, n in manager.have(node, helper.incarnation).items():
+        for unit, n in manager.recovery.have(node, helper.incarnation).items():
             if unit in helper.units:
                 helper.units[unit].acked = max(helper.units[unit].acked, n)
-        manager.on_connected(node, helper.incarnation, {unit: {"stdin": 0} for unit in helper.units})
+        manager.recovery.on_connected(node, helper.incarnation, {unit: {"stdin": 0} for unit in helper.units})
 
 
 def spec(
@@ -345,10 +345,10 @@ class Rig:
         for cls in self.plugins:
             name = cls.__name__.lower()
             self.manager.registry.add(cls(PluginPort(self.manager, name), name, {"context": self.context}), name)
-        self.manager.recover()
+        self.manager.recovery.recover()
         for node in self.engine.helpers:
             self.engine.introduce(node)
-        self.manager.go_on()
+        self.manager.recovery.go_on()
 
     async def crash(self) -> None:
         """The daemon is gone, as by kill -9. Only what was committed is left, and the helpers."""

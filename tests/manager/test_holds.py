@@ -738,25 +738,25 @@ def test_a_plugin_with_open_holds_is_not_unloaded_and_loads_survive_a_crash(tmp_
 
     async def body() -> None:
         rig = Rig(tmp_path)
-        assert rig.manager.load_plugin(str(file), {}) == "keeper"
+        assert rig.manager.tap.load(str(file), {}) == "keeper"
         await rig.quiet()
         with pytest.raises(ConflictError, match="loaded already"):
-            rig.manager.load_plugin(str(file), {})
+            rig.manager.tap.load(str(file), {})
         await rig.restart()
         jobid = await rig.submit(urgency=0)
         await rig.cancel(jobid)
         assert rig.story(jobid)[-1] == "epilog-start(kept)"
         with pytest.raises(ConflictError, match="open holds"):
-            rig.manager.remove_plugin("keeper")
-        assert {p["name"]: p["holds"] for p in rig.manager.plugins()}["keeper"] == 1
+            rig.manager.tap.remove("keeper")
+        assert {p["name"]: p["holds"] for p in rig.manager.tap.listing()}["keeper"] == 1
         await rig.restart()
-        assert {p["name"]: p["holds"] for p in rig.manager.plugins()}["keeper"] == 1
+        assert {p["name"]: p["holds"] for p in rig.manager.tap.listing()}["keeper"] == 1
         finish(rig, jobid, "kept", plugin="keeper")
         await rig.quiet()
-        rig.manager.remove_plugin("keeper")
+        rig.manager.tap.remove("keeper")
         await rig.quiet()
         await rig.restart()
-        assert "keeper" not in [p["name"] for p in rig.manager.plugins()]
+        assert "keeper" not in [p["name"] for p in rig.manager.tap.listing()]
         rig.over()
         rig.close()
 

@@ -367,14 +367,14 @@ class Api:
         return answer(await self.queries.stats())
 
     async def plugins(self, request: Request) -> Response:
-        return answer({"plugins": self.manager.plugins()})
+        return answer({"plugins": self.manager.tap.listing()})
 
     async def load(self, request: Request) -> Response:
         body = await self.body(request, wire.Load)
-        return await self.done({"name": self.manager.load_plugin(body.load, body.conf)})
+        return await self.done({"name": self.manager.tap.load(body.load, body.conf)})
 
     async def remove(self, request: Request) -> Response:
-        self.manager.remove_plugin(request.path_params["name"])
+        self.manager.tap.remove(request.path_params["name"])
         return await self.done()
 
     async def shutdown(self, request: Request) -> Response:

@@ -166,7 +166,7 @@ def usage_error(failure: click.UsageError) -> int:
         if extra:
             text = f"unrecognized arguments: {extra[1]}"
     as_flux = output.NAME == "flux"
-    in_job = ctx is not None and ctx.command_path.startswith("flux job")
+    in_job = ctx is not None and f"{ctx.command_path} ".startswith("flux job ")
     if as_flux and in_job and isinstance(failure, click.NoSuchOption) and ctx is not None:
         name = ctx.command_path.replace(" ", "-", 1)
         output.plain(f"{name}: unrecognized option '{failure.option_name}'")

@@ -58,7 +58,7 @@ def status(verbose: bool, as_json: bool, exception_exit_code: int | None, ids: t
         worst = max(worst, code)
         if as_json:
             output.json_data(result_object(job))
-        if verbose and code and job.get("waitstatus") is not None:
+        if verbose and code and (job.get("waitstatus") is not None or output.NAME != "flux"):
             cause = job.get("cause")
             what = f"exception type={cause.get('type')}" if cause else f"exited with exit code {code}"
             output.note(f"{output.f58(jobid)}: {what}")

@@ -151,7 +151,8 @@ def deadline_of(timeout: str | None) -> float | None:
     try:
         return time.monotonic() + duration.parse(timeout)
     except FormatError:
-        output.verb = "job wait-event"  # as Flux has it here
+        if output.NAME == "flux":
+            output.verb = "job wait-event"  # as Flux has it here, and only here
         raise InvalidError(f"wait-event: Invalid argument for option 'timeout': '{timeout}'", "for example 10s or 500ms")
 
 

@@ -130,7 +130,7 @@ def decode(
     if exclude is not None:
         rset = part(rset, lambda rank: rank not in chosen(rset, exclude))
     for name in properties.split(",") if properties else ():
-        rset = part(rset, lambda rank, name=name: rank in rset.properties.get(name, ()))  # type: ignore[misc]
+        rset = part(rset, set(rset.properties.get(name, ())).__contains__)
     if short:
         output.data(rset.summary())
     elif nodelist:

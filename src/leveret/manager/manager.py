@@ -8,8 +8,6 @@ import asyncio
 import hashlib
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,23 +15,23 @@ import msgspec
 from leveret.config import Config
 from leveret.core import jobid as jobids
 from leveret.core import jobspec as jobspecs
-from leveret.core import resources
 from leveret.core.event import decode
 from leveret.core.job import FLAG_WAITABLE, FLAGS, OPEN_EVENT, Job, replay
-from leveret.core.transitions import CLEANUP, INACTIVE, RUN, SCHED
-from leveret.core.verdict import Verdict, record, verdict
-from leveret.errors import BusyError, ConflictError, EventError, InternalError, InvalidError, NotFoundError
-from leveret.manager.entry import Entry, NodeAsk
+from leveret.core.transitions import CLEANUP, INACTIVE, RUN
+from leveret.core.verdict import record
+from leveret.errors import BusyError, ConflictError, EventError, InvalidError, NotFoundError
+from leveret.manager.entry import Entry
 from leveret.manager.feed import Feed
 from leveret.manager.perform import Perform
-from leveret.manager.ports import Batch, Clock, Engine, Log, Store
+from leveret.manager.ports import Clock, Engine, Log, Store
 from leveret.manager.purge import Purge
+from leveret.manager.recovery import Recovery
+from leveret.manager.tap import Tap
 from leveret.manager.turn import Turn
-from leveret.manager.units import INPUT, INPUT_WINDOW, Units
+from leveret.manager.units import INPUT_WINDOW, Units
 from leveret.manager.works import Works
 from leveret.plugins import registry as registries
-from leveret.plugins.dependencies import Dependencies
-from leveret.plugins.hooks import Plugin, Reject, WorkResult
+from leveret.plugins.hooks import Reject, WorkResult
 from leveret.sched.fifo import Fifo
 from leveret.sched.pool import Pool, PoolNode
 
@@ -108,13 +106,14 @@ class Manager:
         self.works = Works(self)
         self.perform = Perform(self)
         self.units = Units(self)
+        self.tap = Tap(self)
+        self.recovery = Recovery(self)
         self.purges = Purge(self)
         self.registry = registries.Registry(self._plugin_error)
         self.stopping = ""  #: why no new work is taken
         self._epoch_ms = epoch_ms
         self._generator = generator
         self._last_id = store.last_id()
-        self._held: list[tuple[int, str]] = []  #: (job, hold) that an earlier daemon has left to plugins
         self._scheduled = False
         self._envs: OrderedDict[str, None] = OrderedDict()  #: hashes that are stored
         self._fresh: dict[int, dict[str, Any]] = {}  #: jobspecs that are not on disk yet
@@ -530,72 +529,11 @@ class Manager:
         ]
         return out
 
-    # ---- plugins -----------------------------------------------------------------------------------
+    # What plugins call (hooks.Manager) stands in PluginPort below.
 
     def _plugin_error(self, plugin: str, job: str, error: BaseException) -> None:
         trace = "".join(traceback.format_exception(error))
         self.log.error("plugin failed", plugin=plugin, job=job, trace=trace)
-
-    def load_builtin(self) -> None:
-        for name, cls in registries.BUILTIN.items():
-            self.registry.add(cls(PluginPort(self, name), name, {"config": self.config}), name, builtin=True)
-
-    def load_plugin(self, source: str, conf: dict[str, Any], *, remember: bool = True) -> str:
-        """Load a plugin, show it every active job, and keep it loaded across restarts."""
-        name, again, cls = registries.load_class(source)
-        try:
-            plugin = cls(PluginPort(self, name), name, conf)
-        except Exception as error:
-            raise InvalidError(f"plugin `{name}`: {type(error).__name__}: {error}") from error
-        self.registry.add(plugin, again)
-        if remember:
-            with Turn(self, "jobtap") as turn:
-                turn.op(
-                    "INSERT OR REPLACE INTO plugin VALUES(?, (SELECT coalesce(max(position),0)+1 FROM plugin), ?, ?)",
-                    name,
-                    again,
-                    _encode(conf),
-                )
-        for entry in list(self.entries.values()):
-            self.registry.call_one(plugin, "new", str(entry.job.id), entry.job)
-            self._resume(entry, plugin)
-        return name
-
-    def _resume(self, entry: Entry, plugin: Plugin) -> None:
-        for key, owner in list(entry.owners.items()):
-            hold = entry.job.holds.get(key)
-            if owner == plugin.name and hold is not None:
-                self.works.resume(entry, hold, plugin)
-
-    def remove_plugin(self, name: str) -> None:
-        """Unload. Refused while the plugin has open holds (their jobs are named)."""
-        loaded = self.registry.loaded.get(name)
-        if loaded is not None and loaded.builtin:
-            raise ConflictError(f"`{name}` is built in")
-        holding = [jobids.encode(i) for i, e in self.entries.items() if name in e.owners.values()]
-        if holding:
-            raise ConflictError(f"plugin `{name}` has open holds on {', '.join(holding[:20])}", "finish them first")
-        entry = self.registry.remove(name)
-        try:
-            entry.plugin.remove()
-        except Exception as error:
-            self.log.error("plugin failed", plugin=name, trace="".join(traceback.format_exception(error)))
-        self.works.drop_plugin(name)
-        with Turn(self, "jobtap") as turn:
-            turn.op("DELETE FROM plugin WHERE name=?", name)
-
-    def plugins(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": name,
-                "path": loaded.source,
-                "builtin": loaded.builtin,
-                "holds": sum(owner == name for e in self.entries.values() for owner in e.owners.values()),
-            }
-            for name, loaded in self.registry.loaded.items()
-        ]
-
-    # What plugins call (hooks.Manager) stands in PluginPort below.
 
     def start_requested(self, jobid: int) -> bool:
         entry = self.entries.get(jobid)
@@ -620,214 +558,6 @@ class Manager:
         entry.progress[key] = progress
         self.feed.publish((jobid,))
 
-    # ---- starting again ----------------------------------------------------------------------------
-
-    def recover(self) -> None:
-        """Replay every active job. No event is posted before all plugins are loaded and have seen the jobs."""
-        self.load_builtin()
-        for source in self.config.job_manager.plugins:
-            self.load_plugin(source, {}, remember=False)
-        for name, source, conf in self.store.plugins():
-            try:
-                self.load_plugin(source, _decode(conf), remember=False)
-            except Exception as error:
-                self.log.error("plugin not loaded", plugin=name, why=str(error))
-        for jobid in self.store.active_ids():
-            try:
-                self._recover_job(jobid)
-            except Exception as error:
-                self.log.error("job quarantined", job=jobids.encode(jobid), why=repr(error))
-        for jobid, key, value in self.store.kv_of_active("ask/"):
-            if (entry := self.entries.get(jobid)) is not None:
-                unit, _, node = key.rpartition("/")
-                ask = NodeAsk.decode(unit, int(node), value)
-                entry.asks[(unit, ask.node)] = ask
-                if unit == entry.unit and entry.job.status is None:
-                    entry.in_flight.add("start")
-        for jobid, key, value in self.store.kv_of_active("hold/"):
-            if (entry := self.entries.get(jobid)) is not None and key in entry.job.holds:
-                entry.owners[key] = value.decode()
-                self._held.append((jobid, key))
-        for entry in self.entries.values():
-            self.registry.call("new", str(entry.job.id), entry.job)
-
-    def _recover_job(self, jobid: int) -> None:
-        row = self.store.job_row(jobid)
-        if row is None:
-            raise InternalError("no such row")
-        job = replay(jobid, (decode(line) for line in self.store.all_events(jobid)))
-        entry = Entry(job, jobspecs.digest(_decode(row[1])))
-        entry.env_hash = row[2]
-        stored = self.store.kv(jobid, "R")
-        if stored is not None and job.allocated:
-            entry.rset = resources.from_dict(_decode(stored))
-            if not job.freed:
-                self.pool.take(entry.rset)
-        entry.lines = self.store.guest_next(jobid)
-        entry.timed_out = job.fatal is not None and job.fatal.type == "timeout"
-        entry.task_exit = "guest.exec.eventlog" in entry.lines and any(
-            b'"shell.task-exit"' in row[3] for row in self.store.guest(jobid, "guest.exec.eventlog", limit=1000)
-        )
-        if INPUT in entry.lines:
-            self._recover_stdin(entry)
-        self.entries[jobid] = entry
-
-    def _recover_stdin(self, entry: Entry) -> None:
-        from leveret.manager.units import _bytes
-
-        at = 1
-        while rows := self.store.guest(entry.job.id, INPUT, at):
-            for n, count, _extent, lines in rows:
-                at = n + count
-                for text in lines.splitlines():
-                    event = decode(text)
-                    if event.name == "data":
-                        entry.stdin_bytes += len(_bytes(event.context or {}))
-                        if event.get("eof") and event.get("rank") == "all":
-                            entry.in_flight.add("eof")
-        entry.stdin_recorded = entry.stdin_bytes
-
-    def go_on(self) -> None:
-        """After recovery, with the engine connected: one ordinary step per job, and open holds to their plugins."""
-        for entry in list(self.entries.values()):
-            try:
-                with Turn(self, "restart") as turn:
-                    turn.touched.setdefault(entry.job.id, entry)
-                    if entry.job.state is SCHED:
-                        turn.post(entry, "flux-restart")
-                self.units.watch_exit_again(entry)
-            except Exception:
-                self.log.exception("job cannot go on", job=jobids.encode(entry.job.id))
-        # those that were on disk; what the turns above have opened begins by itself
-        for jobid, key in self._held:
-            held = self.entries.get(jobid)
-            hold = held.job.holds.get(key) if held is not None else None
-            plugin = self.registry.get(held.owners.get(key, "")) if held is not None else None
-            if held is not None and hold is not None and plugin is not None:
-                self.works.resume(held, hold, plugin)
-        self._held.clear()
-        self.purges.start()
-        dependencies = self.registry.get("dependencies")
-        if isinstance(dependencies, Dependencies) and self.entries:
-            any_entry = next(iter(self.entries.values()))
-            with Turn(self, "dependencies") as turn:
-                for answer in dependencies.restored():
-                    turn.answer(any_entry, dependencies, answer)
-                turn._drain()
-
-    def on_connected(self, node: int, incarnation: str, units: dict[str, dict[str, Any]]) -> None:
-        """A helper is there: send again, to the same incarnation only, what it has not got."""
-        batch = Batch()  # it writes nothing: what is sent here is on disk by then, as everything that is ever sent
-        for entry in self.entries.values():
-            for ask in entry.asks.values():
-                if ask.node != node or ask.incarnation != incarnation:
-                    continue
-                if ask.status is None:
-                    batch.on_commit.append(partial(self._catch_up, entry, ask, units, "kill" in entry.in_flight))
-                elif ask.unit in units:  # it was told to forget, and has not heard it
-                    self.units.tell(node, ask.unit, ask.applied, True)
-        if batch:
-            self.store.commit(batch)
-
-    def _catch_up(self, entry: Entry, ask: NodeAsk, units: dict[str, dict[str, Any]], kill: bool) -> None:
-        if ask.unit not in units:
-            if ask.applied:
-                return
-            spec = ask.spec if ask.spec is not None else self.perform.task_specs(entry).get(ask.node)
-            if spec is not None:
-                self.perform.send(ask, spec)
-        if ask.unit in entry.unwanted and ask.status is None:
-            self.engine.signal(ask.node, ask.unit, 15, self.perform.kill_timeout_s)
-        if ask.unit == entry.unit and ask.status is None:
-            received = int(units.get(ask.unit, {}).get("stdin", 0))
-            ask.stdin_acked = max(ask.stdin_acked, received)
-            self.units.replay_stdin(entry, ask, received)
-            if kill and entry.job.fatal is not None and entry.job.fatal.type != "timeout":
-                self.engine.signal(ask.node, ask.unit, 15, self.perform.kill_timeout_s)
-
-    def have(self, node: int, incarnation: str) -> dict[str, int]:
-        """unit → number of the last record that is stored, for one helper."""
-        return {
-            ask.unit: ask.stored
-            for entry in self.entries.values()
-            for ask in entry.asks.values()
-            if ask.node == node and ask.incarnation == incarnation
-        }
-
-    def lost_asks(self, node: int, incarnation: str) -> set[str]:
-        """Incarnations other than the living one that asks of a node were made to."""
-        return {
-            ask.incarnation
-            for entry in self.entries.values()
-            for ask in entry.asks.values()
-            if ask.node == node and ask.incarnation != incarnation and ask.status is None
-        }
-
 
 def job_waitable(job: Job) -> bool:
     return bool(job.flags & FLAG_WAITABLE)
-
-
-class PluginPort:
-    """What one plugin may call (hooks.Manager)."""
-
-    def __init__(self, manager: Manager, plugin: str) -> None:
-        self._manager = manager
-        self._plugin = plugin
-
-    def job(self, jobid: int) -> Job | None:
-        entry = self._manager.entries.get(jobid)
-        return None if entry is None else entry.job
-
-    def outcome(self, jobid: int) -> Job | None:
-        return self._manager.outcome(jobid) or self._manager.purges.outcome(jobid)
-
-    def verdict(self, jobid: int) -> Verdict | None:
-        job = self.outcome(jobid)
-        return verdict(job) if job is not None and job.done else None
-
-    def jobspec(self, jobid: int) -> dict[str, Any]:
-        return self._manager.jobspec(jobid)
-
-    def digest(self, jobid: int) -> jobspecs.Digest:
-        return self._manager.entry(jobid).digest
-
-    def resources(self, jobid: int) -> resources.Rset | None:
-        entry = self._manager.entries.get(jobid)
-        return None if entry is None else entry.rset
-
-    def start_requested(self, jobid: int) -> bool:
-        return self._manager.start_requested(jobid)
-
-    def finish(self, jobid: int, name: str, status: int = 0, note: str = "", kind: str = "") -> None:
-        manager = self._manager
-        manager.works.end(jobid, manager.find_hold(jobid, kind, name), status, note)
-
-    def progress(self, jobid: int, kind: str, name: str, **progress: Any) -> None:
-        self._manager.set_progress(jobid, f"{kind}/{name}", progress)
-
-    async def run(
-        self,
-        jobid: int,
-        name: str,
-        argv: list[str],
-        *,
-        cwd: str | None = None,
-        env: dict[str, str] | None = None,
-        timeout_s: float | None = None,
-        kill_timeout_s: float = 5.0,
-        on_progress: Callable[[dict[str, Any]], None] | None = None,
-    ) -> WorkResult:
-        return await self._manager.perform.run(jobid, name, argv, cwd, env, timeout_s, kill_timeout_s, on_progress)
-
-    def stop_run(self, jobid: int, name: str, kill_timeout_s: float = 5.0) -> None:
-        self._manager.perform.stop_run(jobid, name, kill_timeout_s)
-
-    async def closed(self, jobid: int, kind: str, name: str) -> None:
-        await self._manager.works.wait_closed(jobid, f"{kind}/{name}")
-
-    def now(self) -> float:
-        return self._manager.clock.time()
-
-    def log(self, message: str, **details: Any) -> None:
-        self._manager.log.info(message, plugin=self._plugin, **details)

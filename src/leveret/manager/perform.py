@@ -33,6 +33,7 @@ class Perform:
             self.kill_timeout_s = duration.parse(manager.config.exec.kill_timeout)
         except FormatError as error:
             raise duration_error(manager.config, "exec.kill-timeout", error.message) from None
+        self.bind = manager.config.exec.cpu_affinity == "on"  #: tasks are bound to the job's cores by default
         self._results: dict[str, list[asyncio.Future[WorkResult]]] = {}
         self._progress: dict[str, Callable[[dict[str, Any]], None]] = {}
         #: job → asks that are sent when its first node has begun: that one empties the files that they share
@@ -161,7 +162,7 @@ class Perform:
             }
             if test:
                 specs[node]["test"] = test
-            if shell.affinity != "off":
+            if shell.affinity != "off" and (shell.affinity != shellopts.AFFINITY or self.bind):
                 specs[node]["cores"] = rset.ranks[node].cores
             if rlimit := options.get("rlimit"):
                 specs[node]["rlimit"] = rlimit

@@ -21,8 +21,9 @@ from leveret.errors import FormatError
 
 FATAL, ERR, WARNING, INFO, DEBUG = 2, 3, 4, 6, 7
 EXIT_TIMEOUT_S = 30.0
-#: Flux's default. It costs a trivial task a tenth of its throughput (bench: with `-o cpu-affinity=off`).
-AFFINITY = "on"
+#: what the configuration says ([exec] cpu-affinity): off by default, where Flux's is on. Binding costs trivial jobs a
+#: quarter of their throughput (bench/README.md), and one user's machine gains nothing from it.
+AFFINITY = "default"
 #: Flux's default: SIGUSR1, a minute before the end
 SIGNAL = (int(signal.SIGUSR1), 60.0)
 SHELL_TERMINATED = int(signal.SIGTERM)  #: wait status of a shell that is ended while it sets up
@@ -84,7 +85,7 @@ class Shell:
         self.append = False
         self.input: str | None = None  #: the file that is every task's stdin
         self.umask: int | None = None
-        self.affinity: str | list[list[int]] = AFFINITY  #: off, on, per-task, or the CPUs of each local task
+        self.affinity: str | list[list[int]] = AFFINITY  #: default, off, on, per-task, or the CPUs of each local task
         self.exit_timeout_s: float | None = EXIT_TIMEOUT_S
         self.exit_on_error = False
         self.signal: tuple[int, float] | None = None  #: (number, seconds before the time limit)

@@ -1,0 +1,171 @@
+"""Starting again: replay, then one ordinary step per job; and what helpers that come back are told."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from leveret.core import jobid as jobids
+from leveret.core import jobspec as jobspecs
+from leveret.core import resources
+from leveret.core.event import decode
+from leveret.core.job import replay
+from leveret.core.transitions import SCHED
+from leveret.errors import InternalError
+from leveret.manager.entry import Entry, NodeAsk
+from leveret.manager.ports import Batch
+from leveret.manager.turn import Turn
+from leveret.manager.units import INPUT, _bytes
+from leveret.plugins.dependencies import Dependencies
+
+if TYPE_CHECKING:
+    from leveret.manager.manager import Manager
+
+_decode = msgspec.json.Decoder().decode
+
+
+class Recovery:
+    def __init__(self, manager: Manager) -> None:
+        self.manager = manager
+        self._held: list[tuple[int, str]] = []  #: (job, hold) that an earlier daemon has left to plugins
+
+    def recover(self) -> None:
+        """Replay every active job. No event is posted before all plugins are loaded and have seen the jobs."""
+        self.manager.tap.load_builtin()
+        for source in self.manager.config.job_manager.plugins:
+            self.manager.tap.load(source, {}, remember=False)
+        for name, source, conf in self.manager.store.plugins():
+            try:
+                self.manager.tap.load(source, _decode(conf), remember=False)
+            except Exception as error:
+                self.manager.log.error("plugin not loaded", plugin=name, why=str(error))
+        for jobid in self.manager.store.active_ids():
+            try:
+                self._recover_job(jobid)
+            except Exception as error:
+                self.manager.log.error("job quarantined", job=jobids.encode(jobid), why=repr(error))
+        for jobid, key, value in self.manager.store.kv_of_active("ask/"):
+            if (entry := self.manager.entries.get(jobid)) is not None:
+                unit, _, node = key.rpartition("/")
+                ask = NodeAsk.decode(unit, int(node), value)
+                entry.asks[(unit, ask.node)] = ask
+                if unit == entry.unit and entry.job.status is None:
+                    entry.in_flight.add("start")
+        for jobid, key, value in self.manager.store.kv_of_active("hold/"):
+            if (entry := self.manager.entries.get(jobid)) is not None and key in entry.job.holds:
+                entry.owners[key] = value.decode()
+                self._held.append((jobid, key))
+        for entry in self.manager.entries.values():
+            self.manager.registry.call("new", str(entry.job.id), entry.job)
+
+    def _recover_job(self, jobid: int) -> None:
+        row = self.manager.store.job_row(jobid)
+        if row is None:
+            raise InternalError("no such row")
+        job = replay(jobid, (decode(line) for line in self.manager.store.all_events(jobid)))
+        entry = Entry(job, jobspecs.digest(_decode(row[1])))
+        entry.env_hash = row[2]
+        stored = self.manager.store.kv(jobid, "R")
+        if stored is not None and job.allocated:
+            entry.rset = resources.from_dict(_decode(stored))
+            if not job.freed:
+                self.manager.pool.take(entry.rset)
+        entry.lines = self.manager.store.guest_next(jobid)
+        entry.timed_out = job.fatal is not None and job.fatal.type == "timeout"
+        entry.task_exit = "guest.exec.eventlog" in entry.lines and any(
+            b'"shell.task-exit"' in row[3] for row in self.manager.store.guest(jobid, "guest.exec.eventlog", limit=1000)
+        )
+        if INPUT in entry.lines:
+            self._recover_stdin(entry)
+        self.manager.entries[jobid] = entry
+
+    def _recover_stdin(self, entry: Entry) -> None:
+        at = 1
+        while rows := self.manager.store.guest(entry.job.id, INPUT, at):
+            for n, count, _extent, lines in rows:
+                at = n + count
+                for text in lines.splitlines():
+                    event = decode(text)
+                    if event.name == "data":
+                        entry.stdin_bytes += len(_bytes(event.context or {}))
+                        if event.get("eof") and event.get("rank") == "all":
+                            entry.in_flight.add("eof")
+        entry.stdin_recorded = entry.stdin_bytes
+
+    def go_on(self) -> None:
+        """After recovery, with the engine connected: one ordinary step per job, and open holds to their plugins."""
+        for entry in list(self.manager.entries.values()):
+            try:
+                with Turn(self.manager, "restart") as turn:
+                    turn.touched.setdefault(entry.job.id, entry)
+                    if entry.job.state is SCHED:
+                        turn.post(entry, "flux-restart")
+                self.manager.units.watch_exit_again(entry)
+            except Exception:
+                self.manager.log.exception("job cannot go on", job=jobids.encode(entry.job.id))
+        # those that were on disk; what the turns above have opened begins by itself
+        for jobid, key in self._held:
+            held = self.manager.entries.get(jobid)
+            hold = held.job.holds.get(key) if held is not None else None
+            plugin = self.manager.registry.get(held.owners.get(key, "")) if held is not None else None
+            if held is not None and hold is not None and plugin is not None:
+                self.manager.works.resume(held, hold, plugin)
+        self._held.clear()
+        self.manager.purges.start()
+        dependencies = self.manager.registry.get("dependencies")
+        if isinstance(dependencies, Dependencies) and self.manager.entries:
+            any_entry = next(iter(self.manager.entries.values()))
+            with Turn(self.manager, "dependencies") as turn:
+                for answer in dependencies.restored():
+                    turn.answer(any_entry, dependencies, answer)
+                turn._drain()
+
+    def on_connected(self, node: int, incarnation: str, units: dict[str, dict[str, Any]]) -> None:
+        """A helper is there: send again, to the same incarnation only, what it has not got."""
+        batch = Batch()  # it writes nothing: what is sent here is on disk by then, as everything that is ever sent
+        for entry in self.manager.entries.values():
+            for ask in entry.asks.values():
+                if ask.node != node or ask.incarnation != incarnation:
+                    continue
+                if ask.status is None:
+                    batch.on_commit.append(partial(self._catch_up, entry, ask, units, "kill" in entry.in_flight))
+                elif ask.unit in units:  # it was told to forget, and has not heard it
+                    self.manager.units.tell(node, ask.unit, ask.applied, True)
+        if batch:
+            self.manager.store.commit(batch)
+
+    def _catch_up(self, entry: Entry, ask: NodeAsk, units: dict[str, dict[str, Any]], kill: bool) -> None:
+        if ask.unit not in units:
+            if ask.applied:
+                return
+            spec = ask.spec if ask.spec is not None else self.manager.perform.task_specs(entry).get(ask.node)
+            if spec is not None:
+                self.manager.perform.send(ask, spec)
+        if ask.unit in entry.unwanted and ask.status is None:
+            self.manager.engine.signal(ask.node, ask.unit, 15, self.manager.perform.kill_timeout_s)
+        if ask.unit == entry.unit and ask.status is None:
+            received = int(units.get(ask.unit, {}).get("stdin", 0))
+            ask.stdin_acked = max(ask.stdin_acked, received)
+            self.manager.units.replay_stdin(entry, ask, received)
+            if kill and entry.job.fatal is not None and entry.job.fatal.type != "timeout":
+                self.manager.engine.signal(ask.node, ask.unit, 15, self.manager.perform.kill_timeout_s)
+
+    def have(self, node: int, incarnation: str) -> dict[str, int]:
+        """unit → number of the last record that is stored, for one helper."""
+        return {
+            ask.unit: ask.stored
+            for entry in self.manager.entries.values()
+            for ask in entry.asks.values()
+            if ask.node == node and ask.incarnation == incarnation
+        }
+
+    def lost_asks(self, node: int, incarnation: str) -> set[str]:
+        """Incarnations other than the living one that asks of a node were made to."""
+        return {
+            ask.incarnation
+            for entry in self.manager.entries.values()
+            for ask in entry.asks.values()
+            if ask.node == node and ask.incarnation != incarnation and ask.status is None
+        }
