@@ -23,7 +23,8 @@ from leveret.core.event import Event, decode
 from leveret.core.job import Job, replay, violations
 from leveret.core.transitions import INACTIVE
 from leveret.core.verdict import Verdict, verdict
-from leveret.manager.manager import Manager, PluginPort
+from leveret.manager.manager import Manager
+from leveret.manager.tap import PluginPort
 from leveret.plugins.hooks import Plugin
 from leveret.store.sqlite import Store
 
@@ -387,6 +388,10 @@ class Rig:
             if idle >= 2:
                 return
         raise AssertionError("it never comes to rest")
+
+    def store_turn(self) -> Turn:
+        """A turn of the test's own, to put something on the disk."""
+        return Turn(self.manager, "test")
 
     # ---- jobs
 
