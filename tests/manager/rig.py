@@ -25,6 +25,7 @@ from leveret.core.transitions import INACTIVE
 from leveret.core.verdict import Verdict, verdict
 from leveret.manager.manager import Manager
 from leveret.manager.tap import PluginPort
+from leveret.manager.turn import Turn
 from leveret.plugins.hooks import Plugin
 from leveret.store.sqlite import Store
 
