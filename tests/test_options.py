@@ -52,10 +52,10 @@ def commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command
             yield f"{path} {name}", command
 
 
-@pytest.mark.parametrize(("name", "command"), commands(cli, "leveret"), ids=lambda one: str(one))
+@pytest.mark.parametrize(("name", "command"), list(commands(cli, "leveret")), ids=str)
 def test_every_option_has_a_help_text(name: str, command: click.Command) -> None:
     assert command.help, name
     assert isinstance(command, Command)
-    for param in command.get_params(click.Context(command, info_name=name)):
+    for param in command.get_params(click.Context(command, info_name=name, **command.context_settings)):
         if isinstance(param, click.Option):
             assert param.help, f"{name} {param.opts}"

@@ -1,7 +1,7 @@
 """Make docs/options.md: Flux's options × {same, differs, left out}, from the command line's own parser.
 
-    python tools/options.py            write docs/options.md
-    python tools/options.py --check    exit code 1 if it is not up to date
+python tools/options.py            write docs/options.md
+python tools/options.py --check    exit code 1 if it is not up to date
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ COMMANDS_LEFT_OUT = {
     "flux batch": NESTED,
     "flux alloc": NESTED,
     "flux update": QUEUES,
-    **{f"flux queue {verb}": QUEUES for verb in ("list", "status", "enable", "disable", "start", "stop", "drain", "idle")},
+    **{
+        f"flux queue {verb}": QUEUES
+        for verb in ("list", "status", "enable", "disable", "start", "stop", "drain", "idle")
+    },
     **{
         f"flux resource {verb}": QUEUES
         for verb in ("drain", "undrain", "status", "list", "info", "reload", "R", "eventlog")
@@ -108,7 +111,7 @@ def verdict(command: str, ours: click.Command | None, row: dict[str, str]) -> tu
         return "left out", COMMANDS_LEFT_OUT[command]
     if ours is None:
         raise LookupError(f"{command} is missing, and has no reason")
-    context = click.Context(ours, info_name=command)
+    context = click.Context(ours, info_name=command, **ours.context_settings)
     known = {name: param for param in ours.get_params(context) for name in (*param.opts, *param.secondary_opts)}
     key = names[-1]
     if not any(name in known for name in names):
@@ -156,8 +159,10 @@ def page() -> str:
         "",
         "Made by `tools/options.py` from the command line's own parser and the options that flux-core 0.88 lists; a test compares. Do not edit.",
         "",
-        f"Of {total} options **{counts['same']} are the same**, {counts['differs']} differ, {counts['left out']} are left out "
-        "(each with its reason). Leveret's own options are in `--help`.",
+        (
+            f"Of {total} options **{counts['same']} are the same**, {counts['differs']} differ, {counts['left out']} are left out "
+            "(each with its reason). Leveret's own options are in `--help`."
+        ),
         "",
     ]
     return "\n".join(head + parts).rstrip() + "\n"

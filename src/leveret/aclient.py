@@ -345,9 +345,7 @@ class AsyncClient:
 
     async def post_event(self, jobid: JobId, name: str, context: Record | None = None) -> None:
         """Post an event of one's own; a name that would drive the job is refused."""
-        await self.request(
-            "POST", f"{Client.job_path(jobid)}/events", {"name": name, "context": context}, repeat=False
-        )
+        await self.request("POST", f"{Client.job_path(jobid)}/events", {"name": name, "context": context}, repeat=False)
 
     async def memo(self, jobid: JobId, memo: Record, volatile: bool = False) -> None:
         """Add to the job's `user` annotations; null removes a key."""

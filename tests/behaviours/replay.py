@@ -61,9 +61,15 @@ TIMING: dict[str, list[tuple[str, str, str]]] = {
     "wait-event.path": [(r"\nTS data .*eof=true$", "", "whether the end of a stream comes with its last data")],
     "cancel.unknown": [(r"ƒXYZ", "<F58>", "an id too short to be known as one")],
     "submit.progress": [
-        (r"(?s).*(PD:0 R:0 CD:3 F:0 │)[^│\n]*(│\s*100\.0%)?.*", r"\1", "what is drawn before the last state, in how many cells"),
+        (
+            r"(?s).*(PD:0 R:0 CD:3 F:0 │)[^│\n]*(│\s*100\.0%)?.*",
+            r"\1",
+            "what is drawn before the last state, in how many cells",
+        ),
     ],
-    "dep.singleton": [(r"^(SCHED|DEPEND singleton)$", "STATE", "whether the first job had ended when the second was listed")],
+    "dep.singleton": [
+        (r"^(SCHED|DEPEND singleton)$", "STATE", "whether the first job had ended when the second was listed")
+    ],
     "raise.sev1-pending": [(r"^SCHED( foo)?$", "SCHED", "Flux's listing is behind its eventlog; ours cannot be")],
     "kill.killall": [(r"(User defined signal 1) [02] jobs", r"\1 N jobs", "whether the jobs had ended by then")],
     "submit.log": [(r"^ƒ\d+JOB$|^<ID1>$|^ƒ\S*JOB$", "JOB", "an id that was cut at its first f")],
@@ -117,7 +123,9 @@ def common(text: str) -> str:
     text = re.sub(r"\b0\.\d{4,}\b", "F.FFFF", text)
     text = re.sub(r"\b[a-z]+-[a-z]+-[a-z]+--[a-z]+-[a-z]+-[a-z]+\b", "<WORDS>", text)
     text = re.sub(r'"(nofile|nproc)":\s*\d+', r'"\1":N', text)
-    text = re.sub(r'^(TS data stream="\w+" rank="\d+")( data=".*") eof=true$', r"\1\2\n\1 eof=true", text, flags=re.MULTILINE)
+    text = re.sub(
+        r'^(TS data stream="\w+" rank="\d+")( data=".*") eof=true$', r"\1\2\n\1 eof=true", text, flags=re.MULTILINE
+    )
     text = re.sub(r"(invalid JSON): .*", r"\1", text)
     text = re.sub(r'"pid":\s*\d+', '"pid":N', text).replace("pid NNN", "pid=N")
     text = re.sub(r"\bpid[= ](\d+|NNN)\b", "pid=N", text)
@@ -155,7 +163,10 @@ class Instance:
         command = [sys.executable, "-m", "leveret.daemon", "--statedir", f"{base}/state", "--socket", f"{base}/sock"]
         command += ["--size", str(size), "--ready-fd", str(write)]
         self.daemon = subprocess.Popen(
-            ["taskset", "-c", ",".join(map(str, cpus)), *command], pass_fds=[write], stdin=subprocess.DEVNULL, env=self.env
+            ["taskset", "-c", ",".join(map(str, cpus)), *command],
+            pass_fds=[write],
+            stdin=subprocess.DEVNULL,
+            env=self.env,
         )
         os.close(write)
         with os.fdopen(read) as ready:
@@ -200,7 +211,12 @@ def run_steps(instance: Instance, folder: Path, steps: list[dict[str, Any]]) -> 
     path.write_text("\n".join(script) + "\n")
     try:
         subprocess.run(
-            ["bash", str(path)], cwd=folder, env=instance.env, stdin=subprocess.DEVNULL, timeout=STEP_TIMEOUT_S, check=False
+            ["bash", str(path)],
+            cwd=folder,
+            env=instance.env,
+            stdin=subprocess.DEVNULL,
+            timeout=STEP_TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         pass
@@ -296,7 +312,9 @@ def settle(names: list[Any]) -> list[Any]:
     return out
 
 
-def compare_jobs(report: Report, instance: Instance, normal: Normal, jobs: list[dict[str, Any]], ids: list[int]) -> None:
+def compare_jobs(
+    report: Report, instance: Instance, normal: Normal, jobs: list[dict[str, Any]], ids: list[int]
+) -> None:
     for expected in jobs:
         number = int(expected["job"].removeprefix("ID"))
         if number > len(ids):
@@ -345,10 +363,14 @@ def replay(scenario: dict[str, Any], base: Path) -> Report:
     with Instance(base, size) as instance:
         before: set[str] = set()
         if scenario["id"] in HISTORY:
-            subprocess.run(["bash", "-c", HISTORY[scenario["id"]]], env=instance.env, check=False, timeout=60, cwd=folder)
+            subprocess.run(
+                ["bash", "-c", HISTORY[scenario["id"]]], env=instance.env, check=False, timeout=60, cwd=folder
+            )
             before = set(instance.client("jobs", "-ac0", "-no", "{id.dec}").split())
         results = run_steps(instance, folder, scenario["steps"])
-        ids = sorted(int(text) for text in instance.client("jobs", "-ac0", "-no", "{id.dec}").split() if text not in before)
+        ids = sorted(
+            int(text) for text in instance.client("jobs", "-ac0", "-no", "{id.dec}").split() if text not in before
+        )
         spelled: dict[str, str] = {}
         for number, jobid in enumerate(ids, 1):
             for form in ("dec", "hex", "dothex", "kvs", "f58"):

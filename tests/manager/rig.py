@@ -371,6 +371,7 @@ class Rig:
         await self.quiet()
 
     def close(self) -> None:
+        self.manager.works.ending = True  # tasks that the end of the loop cancels wait for nobody
         self.store.die()
 
     async def passes(self, count: int = PASSES) -> None:

@@ -48,8 +48,9 @@ def test_any_other_event_is_posted_and_moves_nothing(tmp_path: Path) -> None:
         for bad in ("", "x" * 65, "a\nb"):
             with pytest.raises(InvalidError, match="name is"):
                 userevents.post_event(rig.manager, jobid, bad, None)
+        await rig.quiet()
         await rig.restart()
-        assert rig.story(jobid)[4:] == ["checkpoint", "bad name", "debug.x"]
+        assert rig.story(jobid)[4:] == ["checkpoint", "bad name", "debug.x", "flux-restart", "priority"]
         assert rig.job(jobid).state is state
         await rig.cancel(jobid)
         with pytest.raises(ConflictError, match="inactive"):
@@ -106,7 +107,7 @@ def test_a_purge_leaves_the_verdict_and_nothing_else(tmp_path: Path) -> None:
         with pytest.raises(NotFoundError):
             purges.check([12345])
         with rig.store_turn() as turn:
-            turn.batch.guest(good, "guest.output", 1, 1, True, b'{"node":0,"file":"aa/x.out","start":0,"end":9}')
+            turn.batch.guest(good, "guest.output", 100, 1, True, b'{"node":0,"file":"aa/x.out","start":0,"end":9}')
         await rig.quiet()
         purges.check([good, bad])
         purges.purge([good, bad])

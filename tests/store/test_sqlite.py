@@ -80,6 +80,27 @@ def test_opening_again_changes_nothing(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_database_of_an_earlier_schema_is_migrated(tmp_path: Path) -> None:
+    files = sorted(Path(sqlite.__file__).parent.glob("migrations/*.sql"))
+    for version in range(1, len(files)):
+        path = tmp_path / f"{version}.db"
+        db = sqlite3.connect(path)
+        for file in files[:version]:
+            db.executescript(file.read_text())
+        db.execute("INSERT INTO meta VALUES('kept', 'yes')")
+        db.execute("INSERT INTO job VALUES(7, 0, 1.0, NULL, x'7b7d')")
+        db.execute(f"PRAGMA user_version={version}")
+        db.commit()
+        db.close()
+
+        async def body(store: Store) -> None:
+            assert store.meta("kept") == "yes" and store.last_id() == 7
+            assert store.purged_count() == 0 and store.leftovers() == []
+
+        run(path, body)
+        assert sqlite3.connect(path).execute("PRAGMA user_version").fetchone()[0] == len(files)
+
+
 def test_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "db"
     Store(path).close()

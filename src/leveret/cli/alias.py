@@ -20,7 +20,7 @@ MARK = "# written by `leveret alias`"
     "alias",
     cls=Command,
     usage="DIR",
-    examples=(('leveret alias ~/flux-bin; PATH=~/flux-bin:$PATH ./script', "a script for Flux runs on Leveret"),),
+    examples=(("leveret alias ~/flux-bin; PATH=~/flux-bin:$PATH ./script", "a script for Flux runs on Leveret"),),
 )
 @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
 def alias(directory: str) -> int:

@@ -219,7 +219,7 @@ def complete_jobids(ctx: click.Context, param: click.Parameter, incomplete: str)
     from leveret.errors import LeveretError
 
     try:
-        with Client(start=False, patience_s=0.5) as client:
+        with Client(start=False, patience_s=2.0) as client:
             jobs = client.jobs(count=100)
     except (LeveretError, OSError):
         return []

@@ -109,7 +109,9 @@ class BulkCommand(Command):
 @submission.options(
     *MANY_OPTIONS,
     click.option("--shuffle", is_flag=True, help="Submit in a random order."),
-    click.option("--sep", metavar="STRING", default="\n", help="Between inputs of stdin and files; none is any blanks."),
+    click.option(
+        "--sep", metavar="STRING", default="\n", help="Between inputs of stdin and files; none is any blanks."
+    ),
     click.option("--define", metavar="NAME=CODE", multiple=True, help="{.NAME} is a Python expression of the input x."),
 )
 def bulksubmit(**params: Any) -> int:
@@ -154,7 +156,9 @@ def parsed(options: list[str], command: list[str]) -> dict[str, Any]:
     """The parameters of `submit` for one job."""
     from leveret.cli.submit import submit
 
-    with submit.make_context("bulksubmit", [*options, "--", *command], parent=click.get_current_context().parent) as ctx:
+    with submit.make_context(
+        "bulksubmit", [*options, "--", *command], parent=click.get_current_context().parent
+    ) as ctx:
         return dict(ctx.params)
 
 

@@ -8,6 +8,7 @@ import click
 
 from leveret.cli import output
 from leveret.cli.base import JOBID, Command
+from leveret.cli.choices import STATE, USER
 from leveret.errors import InvalidError, LeveretError, NotFoundError
 
 STATES = {
@@ -34,8 +35,8 @@ STATES = {
 @click.option("--all", "every", is_flag=True, help="Every job that matches.")
 @click.option("-n", "--dry-run", is_flag=True, help="Say how many jobs it would be only.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing about how many were canceled.")
-@click.option("-u", "--user", metavar="USER", help="Jobs of this user, or `all`.")
-@click.option("-S", "--states", metavar="STATES", help="Jobs in these states (default active).")
+@click.option("-u", "--user", metavar="USER", type=USER, help="Jobs of this user, or `all`.")
+@click.option("-S", "--states", metavar="STATES", type=STATE, help="Jobs in these states (default active).")
 @click.option("-m", "--message", metavar="NOTE", default="", help="Note of the exception.")
 @click.argument("ids", nargs=-1, type=JOBID, metavar="[JOBID...]")
 def cancel(

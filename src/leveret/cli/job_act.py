@@ -11,6 +11,7 @@ import click
 
 from leveret.cli import output, submission
 from leveret.cli.base import Command, complete_jobids, parse_jobid
+from leveret.cli.choices import FLAG, SIGNAL, URGENCY
 from leveret.errors import FormatError, InvalidError, LeveretError, NotFoundError
 
 #: Errors that are about the daemon and not about the job.
@@ -96,7 +97,9 @@ def raise_(severity: int, kind: str, message: str | None, words: tuple[str, ...]
     usage="[OPTIONS] ids...",
     examples=(("leveret job kill -s USR1 ƒ2oY3Gx7", "a signal by its name"),),
 )
-@click.option("-s", "--signal", "name", metavar="SIG", default="TERM", help="Name or number (default TERM).")
+@click.option(
+    "-s", "--signal", "name", metavar="SIG", type=SIGNAL, default="TERM", help="Name or number (default TERM)."
+)
 @click.argument("ids", nargs=-1, required=True, metavar="ids...", shell_complete=complete_jobids)
 def kill(name: str, ids: tuple[str, ...]) -> int:
     """Send a signal to all tasks of jobs."""
@@ -125,7 +128,7 @@ def signal_of(name: str) -> int:
 )
 @click.option("-v", "--verbose", is_flag=True, help="Print the previous urgency.")
 @click.argument("jobid", metavar="id", shell_complete=complete_jobids)
-@click.argument("value", metavar="urgency")
+@click.argument("value", metavar="urgency", type=URGENCY)
 def urgency(verbose: bool, jobid: str, value: str) -> int:
     """Set a job's urgency: 0-31, hold, expedite or default."""
     from leveret.client import Client
@@ -151,8 +154,8 @@ def urgency(verbose: bool, jobid: str, value: str) -> int:
     usage="[OPTIONS] [FILE]",
     examples=(("leveret run --dry-run hostname | leveret job submit", "a jobspec from a pipe"),),
 )
-@click.option("-u", "--urgency", "value", metavar="N", help="0-31, hold, expedite or default.")
-@click.option("-f", "--flags", metavar="FLAGS", default="", help="debug, waitable or novalidate.")
+@click.option("-u", "--urgency", "value", metavar="N", type=URGENCY, help="0-31, hold, expedite or default.")
+@click.option("-f", "--flags", metavar="FLAGS", type=FLAG, default="", help="debug, waitable or novalidate.")
 @click.argument("path", metavar="[FILE]", default="-")
 def submit(value: str | None, flags: str, path: str) -> int:
     """Submit a jobspec as JSON (RFC 25) from a file or stdin, and print the job's id."""

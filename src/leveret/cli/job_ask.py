@@ -12,6 +12,7 @@ import click
 
 from leveret.cli import output
 from leveret.cli.base import Command, complete_jobids, parse_jobid
+from leveret.cli.choices import JOB_FORM
 from leveret.cli.printer import exit_code_of, exit_message
 from leveret.errors import FormatError, InvalidError, NotFoundError, NothingToWaitError
 
@@ -279,7 +280,14 @@ def slice_of(text: str | None) -> slice:
     usage="[OPTIONS] [id ...]",
     examples=(("leveret job id --to=words ƒ2oY3Gx7", "one that can be told over the telephone"),),
 )
-@click.option("-t", "--to", metavar="FORM", default="dec", help="dec, kvs, hex, dothex, words, f58, f58plain or emoji.")
+@click.option(
+    "-t",
+    "--to",
+    metavar="FORM",
+    type=JOB_FORM,
+    default="dec",
+    help="dec, kvs, hex, dothex, words, f58, f58plain or emoji.",
+)
 @click.argument("ids", nargs=-1, metavar="[id ...]", shell_complete=complete_jobids)
 def id_(to: str, ids: tuple[str, ...]) -> int:
     """Convert job ids between the spellings of RFC 19. Without ids they are read from stdin."""

@@ -6,6 +6,7 @@ import click
 
 from leveret.cli.attach import Attach, Options
 from leveret.cli.base import Command, complete_jobids, parse_jobid
+from leveret.cli.choices import EVENT
 from leveret.errors import InvalidError, NotFoundError
 
 
@@ -23,7 +24,7 @@ from leveret.errors import InvalidError, NotFoundError
 @click.option("-E", "--show-events", is_flag=True, help="Show the job's events on stderr.")
 @click.option("-X", "--show-exec", is_flag=True, help="Show the events of its execution on stderr.")
 @click.option("--show-status", is_flag=True, help="Show a line of status until the job starts.")
-@click.option("-w", "--wait-event", metavar="NAME", default="", help="Return at this event (default: the job's end).")
+@click.option("-w", "--wait-event", metavar="NAME", type=EVENT, default="", help="Return at this event (default: the job's end).")
 @click.option("-l", "--label-io", is_flag=True, help="Prefix lines with the task's rank.")
 @click.option("-v", "--verbose", count=True, help="Say more; -vv shows events, -vvv the execution's too.")
 @click.option("-q", "--quiet", is_flag=True, help="No notes such as `redirected to`, no status line.")

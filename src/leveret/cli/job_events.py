@@ -11,6 +11,8 @@ import click
 
 from leveret.cli import output
 from leveret.cli.base import Command, complete_jobids, parse_jobid
+from leveret.cli.choices import EVENT, EVENT_FORMAT, PATH, TIME_FORMAT
+from leveret.cli.choices import WHEN as WHENS
 from leveret.cli.eventfmt import EventFormat, matches
 from leveret.errors import FormatError, InvalidError, NotFoundError
 
@@ -20,11 +22,19 @@ WHEN = ("always", "never", "auto")
 def format_options(function: Any) -> Any:
     """-f, -T, -H, -L and -p, which both verbs have."""
     for option in (
-        click.option("-p", "--path", metavar="PATH", default="eventlog", help="exec, output, input or guest.NAME."),
-        click.option("-L", "--color", metavar="[WHEN]", default="auto", help="always, never or auto (attached)."),
+        click.option(
+            "-p", "--path", metavar="PATH", type=PATH, default="eventlog", help="exec, output, input or guest.NAME."
+        ),
+        click.option(
+            "-L", "--color", metavar="[WHEN]", type=WHENS, default="auto", help="always, never or auto (attached)."
+        ),
         click.option("-H", "--human", is_flag=True, help="Times for people."),
-        click.option("-T", "--time-format", metavar="FORMAT", default="raw", help="raw, iso or offset."),
-        click.option("-f", "--format", "form", metavar="FORMAT", default="text", help="text or json."),
+        click.option(
+            "-T", "--time-format", metavar="FORMAT", type=TIME_FORMAT, default="raw", help="raw, iso or offset."
+        ),
+        click.option(
+            "-f", "--format", "form", metavar="FORMAT", type=EVENT_FORMAT, default="text", help="text or json."
+        ),
     ):
         function = option(function)
     return function
@@ -95,7 +105,7 @@ def eventlog(form: str, time_format: str, human: bool, color: str, path: str, fo
 @click.option("-v", "--verbose", is_flag=True, help="Print all earlier events too.")
 @click.option("-W", "--waitcreate", is_flag=True, help="Wait for the eventlog to appear.")
 @click.argument("jobid", metavar="id", shell_complete=complete_jobids)
-@click.argument("event", metavar="event")
+@click.argument("event", metavar="event", type=EVENT)
 def wait_event(
     form: str,
     time_format: str,
@@ -153,7 +163,9 @@ def deadline_of(timeout: str | None) -> float | None:
     except FormatError:
         if output.NAME == "flux":
             output.verb = "job wait-event"  # as Flux has it here, and only here
-        raise InvalidError(f"wait-event: Invalid argument for option 'timeout': '{timeout}'", "for example 10s or 500ms")
+        raise InvalidError(
+            f"wait-event: Invalid argument for option 'timeout': '{timeout}'", "for example 10s or 500ms"
+        )
 
 
 def context_test(text: str | None) -> tuple[str | None, Any]:

@@ -107,7 +107,9 @@ def namespace(ids: tuple[str, ...]) -> int:
     return 0
 
 
-@click.command("stats", cls=Command, prefix="job", examples=(("leveret job stats | jq .job_states.run", "how many run"),))
+@click.command(
+    "stats", cls=Command, prefix="job", examples=(("leveret job stats | jq .job_states.run", "how many run"),)
+)
 def stats() -> int:
     """Print how many jobs there are, by state and result, as one JSON object."""
     from leveret.client import Client

@@ -14,6 +14,7 @@ import click
 from leveret.cli import fields, output
 from leveret.cli.base import JOBID, Command
 from leveret.cli.cancel import user_of
+from leveret.cli.choices import FILTER, FORMAT, USER, WHEN
 from leveret.cli.format import Format
 from leveret.errors import FormatError, InvalidError
 
@@ -48,19 +49,34 @@ COLOURS = {"F": "31", "TO": "31", "CA": "33", "R": "32", "C": "36"}
 @click.option("-a", "every_state", is_flag=True, help="Jobs in all states.")
 @click.option("-A", "every_user", is_flag=True, help="Jobs of all users.")
 @click.option("-c", "--count", type=int, metavar="N", default=COUNT_DEFAULT, help="At most N jobs (1000; 0: no limit).")
-@click.option("-f", "--filter", "filters", metavar="STATE|RESULT", multiple=True, help="Only these states or results.")
+@click.option(
+    "-f",
+    "--filter",
+    "filters",
+    metavar="STATE|RESULT",
+    type=FILTER,
+    multiple=True,
+    help="Only these states or results.",
+)
 @click.option("--since", metavar="WHEN", help="Jobs that ended since -FSD or a time; implies -a.")
 @click.option("-n", "--no-header", is_flag=True, help="No header line.")
-@click.option("-u", "--user", metavar="USERNAME|UID", help="Jobs of a user, or `all`.")
+@click.option("-u", "--user", metavar="USERNAME|UID", type=USER, help="Jobs of a user, or `all`.")
 @click.option("--name", metavar="JOB-NAME", help="Jobs with this name.")
 @click.option("-q", "--queue", metavar="QUEUE,...", help="Jobs of these queues.")
 @click.option("-i", "--include", metavar="HOSTS|RANKS", help="Jobs on these hosts or ranks.")
-@click.option("-o", "--format", "form", metavar="FORMAT", help="Format string, or a named format (`help` lists them).")
+@click.option(
+    "-o",
+    "--format",
+    "form",
+    metavar="FORMAT",
+    type=FORMAT,
+    help="Format string, or a named format (`help` lists them).",
+)
 @click.option("--sort", metavar="KEY,...", help="Sort by fields; -KEY reverses.")
 @click.option("-w", "--width", metavar="[N]", help="Cut lines to N columns (attached; alone: the terminal's).")
 @click.option("--json", "as_json", is_flag=True, help="{jobs: [...]}, or one object for one id.")
 @click.option("--ids", is_flag=True, help="Ids only.")
-@click.option("--color", metavar="[WHEN]", default="auto", help="never, always or auto.")
+@click.option("--color", metavar="[WHEN]", type=WHEN, default="auto", help="never, always or auto.")
 @click.option("--stats", is_flag=True, help="A line of counts ahead of the table.")
 @click.option("--stats-only", is_flag=True, help="Counts only; exit code 1 if nothing is active.")
 @click.argument("jobids", nargs=-1, type=JOBID, metavar="[JOBID...]")

@@ -38,7 +38,10 @@ def multi_prog(dry_run: str | None, config: str) -> int:
         return 0
     rank_text = os.environ.get("FLUX_TASK_RANK", "")
     if not rank_text.isdigit():
-        raise Fail("FLUX_TASK_RANK is not set", hint="this runs as the command of a job; --dry-run=RANKS shows what it would do")
+        raise Fail(
+            "FLUX_TASK_RANK is not set",
+            hint="this runs as the command of a job; --dry-run=RANKS shows what it would do",
+        )
     command = command_of(lines, int(rank_text), config)
     try:
         os.execvp(command[0], command)

@@ -22,7 +22,9 @@ def options(function: Any) -> Any:
         click.option("--max-entries", type=int, metavar="N", default=1000, help="Look at most at N jobs (1000)."),
         click.option("-c", "--count", type=int, metavar="N", default=1000, help="At most N matches (1000)."),
         click.option("-q", "--queue", metavar="QUEUE,...", help="Jobs of these queues."),
-        click.option("-f", "--filter", "filters", metavar="STATE|RESULT", type=FILTER, multiple=True, help="Only these."),
+        click.option(
+            "-f", "--filter", "filters", metavar="STATE|RESULT", type=FILTER, multiple=True, help="Only these."
+        ),
         click.option("-u", "--user", metavar="USER", type=USER, help="Jobs of a user, or `all`."),
         click.option("-A", "every_user", is_flag=True, help="Jobs of all users."),
     ):
@@ -62,8 +64,9 @@ def test_of(expression: tuple[str, ...]) -> Any:
             pattern = re.compile(word.removeprefix("name:"))
         except re.error as error:
             raise InvalidError(f"Error in pattern '{word}': {error}")
-    return lambda job: (pattern is None or pattern.search(job.get("name") or "") is not None) and (
-        bounds is None or bounds[0] <= job["id"] <= bounds[1]
+    return lambda job: (
+        (pattern is None or pattern.search(job.get("name") or "") is not None)
+        and (bounds is None or bounds[0] <= job["id"] <= bounds[1])
     )
 
 

@@ -70,7 +70,10 @@ def ids(text: str, option: str) -> list[int]:
 
 
 @click.command(
-    "encode", cls=Command, prefix="R", examples=(("leveret R encode -r 0-1 -c 0-3 -H node[0-1]", "two nodes of 4 cores"),)
+    "encode",
+    cls=Command,
+    prefix="R",
+    examples=(("leveret R encode -r 0-1 -c 0-3 -H node[0-1]", "two nodes of 4 cores"),),
 )
 @click.option("-r", "--ranks", metavar="IDSET", help="Ranks (default: one for each host, or 0).")
 @click.option("-c", "--cores", metavar="IDSET", default="0", help="Cores of each rank (default 0).")
@@ -78,7 +81,9 @@ def ids(text: str, option: str) -> list[int]:
 @click.option("-H", "--hosts", metavar="HOSTLIST", help="Hosts, in order of rank.")
 @click.option("-p", "--property", "properties", metavar="NAME:RANKS", multiple=True, help="Give ranks a property.")
 @click.option("-l", "--local", is_flag=True, help="The cores of this machine that we may use.")
-def encode(ranks: str | None, cores: str, gpus: str, hosts: str | None, properties: tuple[str, ...], local: bool) -> int:
+def encode(
+    ranks: str | None, cores: str, gpus: str, hosts: str | None, properties: tuple[str, ...], local: bool
+) -> int:
     """Make a resource set."""
     core_ids = range(len(os.sched_getaffinity(0))) if local else ids(cores, "--cores")
     names = hostlist.parse(hosts) if hosts else []

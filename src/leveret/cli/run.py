@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from leveret.cli import envrules, output, submission, taskopts
+from leveret.cli.choices import EVENT
 from leveret.cli.submission_command import SubmissionCommand
 
 
@@ -24,7 +25,10 @@ from leveret.cli.submission_command import SubmissionCommand
 )
 @submission.options(
     click.option(
-        "--wait-event", metavar="NAME", help="Return at this event and not at the job's end (as job attach -w)."
+        "--wait-event",
+        metavar="NAME",
+        type=EVENT,
+        help="Return at this event and not at the job's end (as job attach -w).",
     ),
 )
 def run(**params: Any) -> int:

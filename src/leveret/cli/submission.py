@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from leveret.cli import taskopts
+from leveret.cli.choices import DEPENDENCY, FLAG, URGENCY
 from leveret.cli.output import Fail
 from leveret.core import duration, jobspec
 from leveret.errors import FormatError, InvalidError
@@ -45,8 +46,14 @@ def options(*more: Callable[[Any], Any]) -> Callable[[Any], Any]:
         opt("-q", "--queue", metavar="NAME", default="", help="Queue the job goes to."),
         opt("-B", "--bank", metavar="BANK", default="", help="Accounting bank recorded in the jobspec."),
         opt("--job-name", metavar="NAME", default="", help="Name of the job (default: the command's)."),
-        opt("--urgency", metavar="N", help="Urgency 0-31, or hold, expedite or default (16)."),
-        opt("--dependency", metavar="URI", multiple=True, help="What to wait for first, e.g. afterok:JOBID."),
+        opt("--urgency", metavar="N", type=URGENCY, help="Urgency 0-31, or hold, expedite or default (16)."),
+        opt(
+            "--dependency",
+            metavar="URI",
+            type=DEPENDENCY,
+            multiple=True,
+            help="What to wait for first, e.g. afterok:JOBID.",
+        ),
         opt("--begin-time", metavar="+FSD|TIME", help="Do not start before a time, e.g. +10m or 2031-05-01T09:00."),
         opt("--cwd", metavar="DIRECTORY", help="Working directory of the tasks (default: this one)."),
         opt("--env", metavar="RULE", multiple=True, help="NAME, NAME=VALUE, -PATTERN or ^FILE; in order."),
@@ -65,7 +72,7 @@ def options(*more: Callable[[Any], Any]) -> Callable[[Any], Any]:
         opt("--signal", metavar="[SIG][@TIME]", help="Signal the tasks before the time limit (default USR1@60s)."),
         opt("--taskmap", metavar="SCHEME", help="Places of the tasks: block, cyclic[:N] or manual:MAP."),
         opt("--add-file", metavar="[NAME=]PATH", multiple=True, help="A file for the tasks, in FLUX_JOB_TMPDIR."),
-        opt("--flags", metavar="FLAGS", default="", help="Submit flags: debug, waitable, novalidate."),
+        opt("--flags", metavar="FLAGS", type=FLAG, default="", help="Submit flags: debug, waitable, novalidate."),
         *more,
         opt("--dry-run", is_flag=True, help="Print the jobspec and submit nothing."),
         opt("--quiet", is_flag=True, help="Do not print the job id."),

@@ -139,7 +139,9 @@ def requests(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def log_names(params: dict[str, Any], copy: str) -> dict[str, Any]:
     """The files of this copy's id and messages, where `--log` and `--log-stderr` name one per copy."""
-    names = [name.replace("{cc}", copy) if name and "{cc}" in name else "" for name in (params["log"], params["log_stderr"])]
+    names = [
+        name.replace("{cc}", copy) if name and "{cc}" in name else "" for name in (params["log"], params["log_stderr"])
+    ]
     return {"logs": tuple(names)} if any(names) else {}
 
 

@@ -144,7 +144,9 @@ class LogFormat:
         except ValueError:
             return text.rstrip("\n")
         stamp, level, event = str(entry.pop("timestamp", "")), entry.pop("level", "info"), entry.pop("event", "")
-        values = " ".join(f"{key}={value if isinstance(value, str) else output.json_text(value)}" for key, value in entry.items())
+        values = " ".join(
+            f"{key}={value if isinstance(value, str) else output.json_text(value)}" for key, value in entry.items()
+        )
         level = {"error": "err", "critical": "crit"}.get(level, level)
         head = f"{self._time(stamp)} {output.NAME}.{level}[0]:"
         if self.colour:
@@ -217,8 +219,6 @@ def help_(ctx: click.Context, words: tuple[str, ...]) -> int:
             if not isinstance(context.command, click.Group):
                 raise InvalidError(f"{context.command_path} has no verbs")
             raise NoSuchVerb(word, context.command, context)  # type: ignore[arg-type]
-        context = click.Context(command, info_name=word, parent=context)
+        context = click.Context(command, info_name=word, parent=context, **command.context_settings)
     output.data(context.get_help())
     return 0
-
-

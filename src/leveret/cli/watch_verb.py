@@ -24,7 +24,9 @@ from leveret.cli.jobs import COUNT_DEFAULT, by_ids, by_query, query_of
 @click.option("-a", "--active", is_flag=True, help="All active jobs.")
 @click.option("-A", "--all", "every_state", is_flag=True, help="All jobs, also those that are over.")
 @click.option("-c", "--count", type=int, metavar="N", default=COUNT_DEFAULT, help="At most N jobs (1000; 0: no limit).")
-@click.option("-f", "--filter", "filters", metavar="STATE|RESULT", type=FILTER, multiple=True, help="By state or result.")
+@click.option(
+    "-f", "--filter", "filters", metavar="STATE|RESULT", type=FILTER, multiple=True, help="By state or result."
+)
 @click.option("--since", metavar="WHEN", help="Jobs that ended since -FSD or a time; implies -A.")
 @click.option("--progress", is_flag=True, help="Show a progress bar (on a terminal).")
 @click.option("--jps", is_flag=True, help="Show jobs per second in the progress bar.")

@@ -234,7 +234,8 @@ class Perform:
             if not self.manager.works.ending and ask.status is None:
                 # what waited is not wanted any more, and so is the process; nothing goes on while it ends
                 self.stop_run(jobid, name, kill_timeout_s)
-                await self._ended_soon(unit, kill_timeout_s + STOP_GRACE_S)
+                if self.manager.works.minds_current_task():
+                    await self._ended_soon(unit, kill_timeout_s + STOP_GRACE_S)
             raise
         finally:
             self._progress.pop(unit, None)

@@ -174,6 +174,10 @@ class Works:
             self.manager.log.error("plugin failed", plugin=plugin.name, job=entry.job.id, trace=traceback.format_exc())
             return False
 
+    def minds_current_task(self) -> bool:
+        """Whether a hold is still to be closed by the task that asks."""
+        return asyncio.current_task() in self._tasks.values()
+
     def closed(self, jobid: int, key: str) -> None:
         """The hold's finish is on disk."""
         timer = self._timers.pop((jobid, key), None)
