@@ -24,7 +24,9 @@ from leveret.errors import InvalidError, NotFoundError
 @click.option("-E", "--show-events", is_flag=True, help="Show the job's events on stderr.")
 @click.option("-X", "--show-exec", is_flag=True, help="Show the events of its execution on stderr.")
 @click.option("--show-status", is_flag=True, help="Show a line of status until the job starts.")
-@click.option("-w", "--wait-event", metavar="NAME", type=EVENT, default="", help="Return at this event (default: the job's end).")
+@click.option(
+    "-w", "--wait-event", metavar="NAME", type=EVENT, default="", help="Return at this event (default: the job's end)."
+)
 @click.option("-l", "--label-io", is_flag=True, help="Prefix lines with the task's rank.")
 @click.option("-v", "--verbose", count=True, help="Say more; -vv shows events, -vvv the execution's too.")
 @click.option("-q", "--quiet", is_flag=True, help="No notes such as `redirected to`, no status line.")

@@ -46,6 +46,8 @@ STARTS_MAX = 8
 TALKS_MAX = 64
 #: How long a `start` record waits for what follows it.
 PATIENCE_S = 0.002
+#: How long folders that are not wanted any more may wait for others, to be removed together.
+DISCARD_S = 0.05
 #: Environments kept for a connection.
 ENVS_MAX = 64
 #: How long a forced shutdown waits for processes to die.
@@ -74,8 +76,7 @@ class Helper:
         self._with_progress: dict[str, Unit] = {}
         self._with_stdin: dict[str, Unit] = {}
         self._live = 0
-        self._later: deque[Callable[[], None]] = deque()
-        self.later = self._later.append
+        self._discarded: list[str] = []
         #: what is emitted now may wait a moment for company (see _send)
         self.patient = False
         self._callbacks: dict[int, Callback] = {}
@@ -116,6 +117,16 @@ class Helper:
 
     def spawned(self, task: Task) -> None:
         self._tasks[task.pid] = task
+
+    def discard(self, path: str) -> None:
+        # Many at once, and not here: where the disk is busy with commits each removal waits for one.
+        if not self._discarded:
+            self.at(procs.boottime() + DISCARD_S, self._remove_discarded)
+        self._discarded.append(path)
+
+    def _remove_discarded(self) -> None:
+        paths, self._discarded = self._discarded, []
+        self.offload(lambda: spawn.remove_dirs(paths), lambda: None)
 
     def settle_later(self, unit: Unit) -> None:
         self._unsettled[unit.name] = unit
@@ -176,8 +187,6 @@ class Helper:
                 for unit in unsettled.values():
                     self._guard(unit.settle)
             self._send()
-            while self._later:
-                self._guard(self._later.popleft())
 
     def _guard(self, function: Callable[..., None], *args: Any) -> None:
         """A bug in the handling of one thing must not take the tasks of all others along."""

@@ -246,6 +246,17 @@ def make_private_dir(path: str) -> None:
             raise
 
 
+def remove_dirs(paths: list[str]) -> None:
+    """Remove folders, most of them empty."""
+    for path in paths:
+        try:
+            os.rmdir(path)
+        except FileNotFoundError:
+            pass  # the job has removed it itself
+        except OSError:
+            remove_tree(path)
+
+
 def remove_tree(path: str) -> None:
     """Remove a folder with all that is in it, also folders without write permission; as far as that is possible."""
 

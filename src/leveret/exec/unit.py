@@ -105,8 +105,8 @@ class Host(OutputHost, Protocol):
     def stdin_moved(self, unit: Unit) -> None:
         """Acknowledge stdin at the end of this pass."""
 
-    def later(self, work: Callable[[], None]) -> None:
-        """Call ``work`` in this pass, once everything that is to be sent has been."""
+    def discard(self, path: str) -> None:
+        """Remove a folder soon, with all that is in it."""
 
     def offload(self, work: Callable[[], None], then: Callable[[], None]) -> None:
         """Run ``work`` on the worker thread, then ``then`` in the loop."""
@@ -601,18 +601,8 @@ class Unit:
             self._end()
         if self._tmpdir is not None:
             # nobody waits for this: the exit goes out first
-            self._host.later(self._remove_tmpdir)
-
-    def _remove_tmpdir(self) -> None:
-        tmpdir, self._tmpdir = self._tmpdir, None
-        if tmpdir is None:
-            return
-        try:
-            os.rmdir(tmpdir)
-        except FileNotFoundError:
-            pass  # the job has removed it itself
-        except OSError:  # not empty, most likely: the worker takes its time
-            self._host.offload(lambda: spawn.remove_tree(tmpdir), lambda: None)
+            self._host.discard(self._tmpdir)
+            self._tmpdir = None
 
     def _end(self) -> None:
         if self._verbose:
