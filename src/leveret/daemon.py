@@ -143,9 +143,7 @@ def bind(path: str) -> socket.socket:
 
 
 class Daemon:
-    def __init__(
-        self, state_dir: Path, lock_fd: int, socket_path: str, size: int, settings: config.Config
-    ) -> None:
+    def __init__(self, state_dir: Path, lock_fd: int, socket_path: str, size: int, settings: config.Config) -> None:
         self.lock_fd = lock_fd
         self.state_dir = state_dir
         self.socket_path = socket_path
@@ -197,8 +195,10 @@ class Daemon:
             tmp_dir=str(tmp_dir),
         )
         self.manager.recovery.recover()
+        # what is there now stays; the many small objects of a turn are freed by their counts, not by the collector
         gc.collect()
         gc.freeze()
+        gc.set_threshold(50_000, 20, 50)
         await self.engine.serve(Listener(self.manager))
         self.manager.recovery.go_on()
         api = app.build(self.manager, Queries(self.manager), self, os.getuid())
