@@ -212,7 +212,10 @@ def contextual_info(job: Record) -> str:
         return "held" if job.get("urgency") == 0 or job.get("priority") == 0 else ""
     if state == "CLEANUP" and job.get("waiting_for") and job.get("waitstatus") is not None:
         return f"finishing:{job['waiting_for']}"
-    return str(job.get("nodelist") or "")
+    hosts = str(job.get("nodelist") or "")
+    if state in ("RUN", "CLEANUP") and job.get("holds") and job.get("waiting_for") not in ("", "tasks", "tasks to end"):
+        return f"{hosts} {job['phase']}:{job['waiting_for']}".strip()  # who keeps it from starting
+    return hosts
 
 
 def inactive_reason(job: Record) -> str:
