@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from leveret.manager.manager import Manager
 
 
+#: environments kept at hand
+ENVS_MAX = 64
 #: how long after SIGKILL a stopped process is waited for
 STOP_GRACE_S = 10.0
 
@@ -34,6 +36,7 @@ class Perform:
         except FormatError as error:
             raise duration_error(manager.config, "exec.kill-timeout", error.message) from None
         self.bind = manager.config.exec.cpu_affinity == "on"  #: tasks are bound to the job's cores by default
+        self._envs: dict[str, dict[str, str]] = {}
         self._results: dict[str, list[asyncio.Future[WorkResult]]] = {}
         self._progress: dict[str, Callable[[dict[str, Any]], None]] = {}
         #: job → asks that are sent when its first node has begun: that one empties the files that they share
@@ -101,10 +104,12 @@ class Perform:
         refusal = shellopts.refusal_of(shell, counts)
         f58 = jobids.encode(job.id)
         nodes = [node for node, count in zip(rset.ranks, counts, strict=True) if count]
-        # null unsets a variable (RFC 14)
-        base = {k: v for k, v in (system.get("environment") or {}).items() if v is not None}
-        own = {"FLUX_JOB_CC": base.pop("FLUX_JOB_CC")} if "FLUX_JOB_CC" in base else {}
-        base.pop("FLUX_TERMINUS_SESSION", None)
+        environment = system.get("environment") or {}
+        own = {"FLUX_JOB_CC": environment["FLUX_JOB_CC"]} if environment.get("FLUX_JOB_CC") is not None else {}
+        env_key = entry.env_hash
+        if env_key is None or any(key.startswith("attributes.system.environment") for key in job.updates):
+            env_key = f"job-{job.id}"
+        base = self._base_env(env_key, environment)
         env = {
             **own,
             "FLUX_JOB_ID": f58,
@@ -119,9 +124,6 @@ class Perform:
             limit = options["output"].get("limit", manager.config.exec.output_limit)
         else:
             limit = manager.config.exec.output_limit
-        env_key = entry.env_hash
-        if env_key is None or any(key.startswith("attributes.system.environment") for key in job.updates):
-            env_key = f"job-{job.id}"
         specs: dict[int, dict[str, Any]] = {}
         first = 0
         for at, (node, count) in enumerate(zip(rset.ranks, counts, strict=True)):
@@ -176,6 +178,18 @@ class Perform:
                     specs[node]["pty"]["size"] = entry.winsize
             first += count
         return specs
+
+    def _base_env(self, key: str, environment: dict[str, Any]) -> dict[str, str]:
+        """What all jobs of one stored environment get; the same object for the same key."""
+        base = self._envs.get(key)
+        if base is None:
+            own = ("FLUX_JOB_CC", "FLUX_TERMINUS_SESSION")
+            # null unsets a variable (RFC 14)
+            base = {k: v for k, v in environment.items() if v is not None and k not in own}
+            self._envs[key] = base
+            if len(self._envs) > ENVS_MAX:
+                del self._envs[next(iter(self._envs))]
+        return base
 
     def task_counts(self, entry: Entry) -> list[int]:
         """Tasks per allocated node, in rank order."""

@@ -54,7 +54,9 @@ class Staging(Plugin):
         return None
 
     def _items(self, job: Job, which: str) -> dict[str, dict[str, str]]:
-        staging = self.manager.jobspec(job.id)["attributes"]["system"].get("staging") or {}
+        staging = self.manager.jobspec(job.id)["attributes"]["system"].get("staging")
+        if not staging:
+            return {}
         items = staging.get(which) or []
         return dict(zip(names(which, len(items)), items, strict=True))
 
