@@ -336,15 +336,12 @@ class Manager:
         if isinstance(severity, bool) or not isinstance(severity, int) or not 0 <= severity <= 7:
             raise InvalidError("invalid exception severity")
         entry = self.entry(jobid)
-        if type_ == "cancel" and severity == 0 and entry.job.status is not None and not self._unfinished_start(entry):
+        if type_ == "cancel" and severity == 0 and entry.job.status is not None:
             # after `finish` a plain cancel cannot turn a finished job into a canceled one
             holders = ", ".join(h.name for h in entry.job.holds.values()) or "cleanup"
             raise ConflictError(f"the tasks have finished; the job still waits for: {holders}")
         with Turn(self, "raise") as turn:
             turn.post(entry, "exception", self.exception(type_, severity, note, userid))
-
-    def _unfinished_start(self, entry: Entry) -> bool:
-        return entry.job.status is None and "start" in entry.in_flight
 
     def cancel(self, jobid: int, note: str, userid: int) -> None:
         self.raise_exception(jobid, "cancel", 0, note, userid)

@@ -17,7 +17,7 @@ from leveret.core.actions import Ask, next_actions
 from leveret.core.actions import Post as PostAction
 from leveret.core.event import Event, encode
 from leveret.core.job import CLOSE_EVENT, CLOSERS, FLAG_DEBUG, OPEN_EVENT, OPENERS, AlreadyOpen, apply_event
-from leveret.core.transitions import INACTIVE, State
+from leveret.core.transitions import INACTIVE
 from leveret.errors import EventError, InvalidError
 from leveret.manager.entry import Entry
 from leveret.manager.ports import Batch
@@ -301,6 +301,3 @@ class Turn:
             self.after.append(lambda: manager.works.stop(entry))
         else:
             raise AssertionError(what)
-
-
-__all__ = ["State", "Turn"]

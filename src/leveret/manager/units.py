@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from leveret.core import idset, taskmap
 from leveret.core import jobid as jobids
-from leveret.core import taskmap
 from leveret.core.event import Event, encode
 from leveret.core.transitions import INACTIVE
 from leveret.manager import shellopts
@@ -38,15 +38,6 @@ Record = dict[str, Any]
 
 def line(timestamp: float, name: str, context: dict[str, Any] | None = None) -> bytes:
     return encode(Event(timestamp, name, context))
-
-
-class Lines:
-    """Lines for one guest path in one turn."""
-
-    __slots__ = ("lines",)
-
-    def __init__(self) -> None:
-        self.lines: list[bytes] = []
 
 
 class Units:
@@ -418,11 +409,7 @@ class Units:
         return entry.stdin_bytes
 
     def _send_stdin(self, entry: Entry, offset: int, ranks: str, data: bytes, eof: bool) -> None:
-        wanted: str | list[int] = ranks
-        if ranks != "all":
-            from leveret.core import idset
-
-            wanted = idset.parse(ranks)
+        wanted = _ranks(ranks)
         for ask in entry.job_asks():
             if ask.status is None:
                 self.manager.engine.stdin(ask.node, ask.unit, offset, wanted, data, eof)
@@ -439,11 +426,7 @@ class Units:
                         continue
                     data = _bytes(context)
                     if offset + len(data) > received or context.get("eof"):
-                        ranks = context.get("rank", "all")
-                        if ranks != "all":
-                            from leveret.core import idset
-
-                            ranks = idset.parse(ranks)
+                        ranks = _ranks(context.get("rank", "all"))
                         self.manager.engine.stdin(ask.node, ask.unit, offset, ranks, data, bool(context.get("eof")))
                     offset += len(data)
 
@@ -473,6 +456,11 @@ def _worst(entry: Entry, statuses: list[int | None]) -> int:
         return fatal.wait_status
     worst = max(s for s in statuses if s is not None)
     return FAILED_STATUS if worst == 0 and entry.job.fatal is not None else worst
+
+
+def _ranks(text: str) -> str | list[int]:
+    """As the helper takes them: "all", or the ranks of an idset."""
+    return text if text == "all" else idset.parse(text)
 
 
 def _text(data: bytes) -> dict[str, Any]:

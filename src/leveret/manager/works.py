@@ -46,7 +46,7 @@ class Works:
         self._arm(jobid, hold)
         if work is not None:
             self._spawn(jobid, key, plugin, work)
-            if entry.in_flight and "stop" in entry.in_flight and "start" in hold.blocks:
+            if "stop" in entry.in_flight and "start" in hold.blocks:
                 self._stop_one(entry, hold)
 
     def resume(self, entry: Entry, hold: Hold, plugin: Plugin) -> None:
