@@ -26,6 +26,7 @@ from leveret.manager.perform import Perform
 from leveret.manager.ports import Clock, Engine, Log, Store
 from leveret.manager.purge import Purge
 from leveret.manager.recovery import Recovery
+from leveret.manager.resources import Resources
 from leveret.manager.tap import Tap
 from leveret.manager.turn import Turn
 from leveret.manager.units import INPUT_WINDOW, Units
@@ -108,6 +109,7 @@ class Manager:
         self.units = Units(self)
         self.tap = Tap(self)
         self.recovery = Recovery(self)
+        self.resources = Resources(self)
         self.purges = Purge(self)
         self.registry = registries.Registry(self._plugin_error)
         self.stopping = ""  #: why no new work is taken

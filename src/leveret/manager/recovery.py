@@ -33,6 +33,7 @@ class Recovery:
 
     def recover(self) -> None:
         """Replay every active job. No event is posted before all plugins are loaded and have seen the jobs."""
+        self.manager.resources.recover()
         self.manager.tap.load_builtin()
         for source in self.manager.config.job_manager.plugins:
             self.manager.tap.load(source, {}, remember=False)
@@ -96,6 +97,7 @@ class Recovery:
 
     def go_on(self) -> None:
         """After recovery, with the engine connected: one ordinary step per job, and open holds to their plugins."""
+        self.manager.resources.arrived()
         for entry in list(self.manager.entries.values()):
             try:
                 with Turn(self.manager, "restart") as turn:
@@ -124,6 +126,7 @@ class Recovery:
 
     def on_connected(self, node: int, incarnation: str, units: dict[str, dict[str, Any]]) -> None:
         """A helper is there: send again, to the same incarnation only, what it has not got."""
+        self.manager.resources.come(node)
         batch = Batch()  # it writes nothing: what is sent here is on disk by then, as everything that is ever sent
         for entry in self.manager.entries.values():
             for ask in entry.asks.values():

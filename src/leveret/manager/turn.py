@@ -43,6 +43,7 @@ class Turn:
         self.touched: dict[int, Entry] = {}
         self.label = label
         self._undo: dict[int, tuple[Any, set[str], dict[str, str]]] = {}
+        self.undo: list[Callable[[], None]] = []  #: run, last first, when the turn does not come about
         self._freed: list[Any] = []  #: resources that went back to the pool in this turn
         self._queue: deque[Queued] = deque()
         self._works: dict[hooks.Work, bool] = {}  #: work behind holds → whether the hold was opened
@@ -74,6 +75,8 @@ class Turn:
             self.manager.store.commit(self.batch)
 
     def _roll_back(self) -> None:
+        while self.undo:
+            self.undo.pop()()
         for rset in self._freed:
             self.manager.pool.take(rset)
         for jobid, (job, in_flight, owners) in self._undo.items():

@@ -379,6 +379,12 @@ class Store:
         """Jobs with the flag `waitable` that have ended and that nobody has waited for."""
         return [r[0] for r in self.read.execute("SELECT id FROM waitable ORDER BY id")]
 
+    def resource_events(self, after: int = 0, limit: int = -1) -> list[tuple[int, bytes]]:
+        """(n, line) of the resource eventlog with n > after."""
+        return self.read.execute(
+            "SELECT n, line FROM resource_event WHERE n>? ORDER BY n LIMIT ?", (after, limit)
+        ).fetchall()
+
     def plugins(self) -> list[tuple[str, str, bytes]]:
         return self.read.execute("SELECT name, source, conf FROM plugin ORDER BY position").fetchall()
 

@@ -1,0 +1,221 @@
+"""The nodes of the instance: their eventlog (RFC 44), and what follows from it for the scheduler.
+
+A change is an event, stored in the turn that brings it about: call these inside an open turn and the event is
+in its transaction, or outside and it gets one of its own. Drained and offline nodes get no new work; jobs on them go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from leveret.core import hostlist, idset
+from leveret.core.event import Event, decode, encode
+from leveret.core.resourcelog import KEEP, ResourceState, apply_event
+from leveret.errors import ConflictError, FormatError, InvalidError
+from leveret.manager.turn import Turn
+
+if TYPE_CHECKING:
+    from leveret.manager.manager import Manager
+
+#: watchers of the resource eventlog wait for news of this "job"
+FEED_KEY = -1
+
+
+class Resources:
+    def __init__(self, manager: Manager) -> None:
+        self.manager = manager
+        self.state = ResourceState()
+        self.excluded: frozenset[int] = frozenset()  #: by configuration
+        self._row = 0  #: of the last event
+        self._coming: set[int] = set()  #: ranks that come online with the next event
+
+    # ---- the log -----------------------------------------------------------------------------------
+
+    def post(self, name: str, context: dict[str, Any]) -> None:
+        """Append an event to the resource eventlog. Raises EventError; nothing has changed then.
+
+        Names that RFC 44 does not know are kept, and change no node's state.
+        """
+        turn = self.manager.turn
+        if turn is not None:
+            self._post(turn, name, context)
+            return
+        with Turn(self.manager, "resource") as turn:
+            self._post(turn, name, context)
+
+    def _post(self, turn: Turn, name: str, context: dict[str, Any]) -> None:
+        old = self.state
+        event = Event(max(turn.now, old.t_last), name, context)
+        self._set(apply_event(old, event))
+        self._row += 1
+        turn.op("INSERT INTO resource_event VALUES(?,?)", self._row, encode(event))
+
+        def undo() -> None:
+            self._row -= 1
+            self._set(old)
+
+        turn.undo.append(undo)
+        turn.after.append(lambda: self.manager.feed.publish((FEED_KEY,)))
+
+    def _set(self, new: ResourceState) -> None:
+        """Show the scheduler what has changed."""
+        old, self.state = self.state, new
+        changed = (old.online ^ new.online) | (old.torpid ^ new.torpid) | (old.drains.keys() ^ new.drains.keys())
+        if changed:
+            self._show(changed)
+
+    def _show(self, ranks: Iterable[int]) -> None:
+        state = self.state
+        groups: dict[tuple[bool, bool, bool], list[int]] = {}
+        for rank in ranks:
+            up = rank in state.online and rank not in state.torpid
+            groups.setdefault((up, rank in state.drains, rank in self.excluded), []).append(rank)
+        for (up, drained, excluded), some in groups.items():
+            set_state = getattr(self.manager.pool, "set_state", None)
+            if set_state is not None:
+                set_state(some, up=up, drained=drained, excluded=excluded)
+                continue
+            for rank in some:
+                self.manager.pool.nodes[rank].up = up and not drained and not excluded
+        self.manager.want_schedule()
+
+    # ---- starting ----------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Replay the log; then say what there is now. Every node is offline until its helper is there."""
+        manager = self.manager
+        for row, text in manager.store.resource_events():
+            self._row = row
+            self.state = apply_event(self.state, decode(text), strict=False)
+        hosts = {rank: host for rank, host, _cores in manager.engine.hosts()}
+        with Turn(manager, "resource"):
+            self.post(
+                "restart",
+                {
+                    "ranks": idset.encode(hosts),
+                    "online": "",
+                    "nodelist": hostlist.encode(hosts.values()),
+                },
+            )
+            self.post("resource-define", {"method": "dynamic-discovery"})
+        self._show(hosts)
+        if self.state.drains:
+            manager.log.info("drained nodes", ranks=idset.encode(self.state.drains))
+
+    # ---- nodes come and go ---------------------------------------------------------------------------
+
+    def come(self, rank: int) -> None:
+        """As `online`; ranks that come in one loop pass share an event."""
+        if not self._coming:
+            self.manager.clock.call_soon(self.arrived)
+        self._coming.add(rank)
+
+    def arrived(self) -> None:
+        """Those that have come are online."""
+        ranks, self._coming = sorted(self._coming), set()
+        self.online(ranks)
+
+    def online(self, ranks: Iterable[int]) -> None:
+        """These nodes can take work; those that are online already are not named again."""
+        self._transition("online", (rank for rank in ranks if rank in self.state.offline))
+
+    def offline(self, ranks: Iterable[int]) -> None:
+        """These nodes are gone."""
+        gone = set(ranks)
+        self._coming -= gone
+        self._transition("offline", gone & self.state.online)
+
+    def torpid(self, ranks: Iterable[int]) -> None:
+        """These have not been heard from for a while."""
+        self._transition("torpid", (set(ranks) & self.state.online) - self.state.torpid)
+
+    def lively(self, ranks: Iterable[int]) -> None:
+        self._transition("lively", set(ranks) & self.state.torpid)
+
+    def _transition(self, name: str, ranks: Iterable[int]) -> None:
+        if some := idset.encode(ranks):
+            self.post(name, {"idset": some})
+
+    # ---- draining ------------------------------------------------------------------------------------
+
+    def drain(
+        self,
+        ranks: Iterable[int],
+        reason: str = "",
+        *,
+        userid: int | None = None,
+        overwrite: int = KEEP,
+        update: bool = False,
+    ) -> None:
+        """Give these nodes no new work. What runs there goes on.
+
+        Of nodes that are drained already, with `update` the old reason stays, with `overwrite` 1 it is replaced, with 2
+        its time too; else ConflictError. Raises InvalidError for ranks that are not there or that are excluded;
+        nothing has changed then.
+        """
+        some = self._known(ranks)
+        if excluded := self.excluded & set(some):
+            raise InvalidError(
+                f"{_ranks(excluded)} excluded by configuration", "a node cannot be both excluded and drained"
+            )
+        already = [rank for rank in some if rank in self.state.drains]
+        if already and not update and overwrite == KEEP:
+            raise ConflictError(f"{_ranks(already)} already drained", "Use --force to overwrite existing drain reason")
+        context: dict[str, Any] = {"idset": idset.encode(some), "nodelist": self._nodelist(some)}
+        if reason:
+            context["reason"] = reason
+        context["overwrite"] = overwrite
+        if userid is not None:
+            context["userid"] = userid
+        self.post("drain", context)
+        self.manager.log.info("drained", ranks=context["idset"], nodelist=context["nodelist"], reason=reason)
+
+    def undrain(self, ranks: Iterable[int], *, userid: int | None = None, force: bool = False) -> None:
+        """Let these nodes have work again. Raises InvalidError, and unless `force` ConflictError when one is not drained."""
+        some = self._known(ranks)
+        others = [rank for rank in some if rank not in self.state.drains]
+        if others and not force:
+            raise ConflictError(f"{_ranks(others)} not drained")
+        if len(others) == len(some):
+            return
+        context: dict[str, Any] = {"idset": idset.encode(some), "nodelist": self._nodelist(some), "overwrite": 0}
+        if userid is not None:
+            context["userid"] = userid
+        self.post("undrain", context)
+        self.manager.log.info("undrained", ranks=context["idset"], nodelist=context["nodelist"])
+
+    def _known(self, ranks: Iterable[int]) -> list[int]:
+        some = sorted(set(ranks))
+        if not some:
+            raise InvalidError("no nodes are named")
+        if not self.state.hosts.keys() >= set(some):
+            raise InvalidError("idset is out of range", f"the instance has ranks {idset.encode(self.state.hosts)}")
+        return some
+
+    def _nodelist(self, ranks: Iterable[int]) -> str:
+        return hostlist.encode(self.state.hosts[rank] for rank in ranks)
+
+    def targets(self, text: str, *, strict: bool = True) -> list[int]:
+        """The ranks of an idset or hostlist. Raises InvalidError; lenient, what is not there is left out."""
+        hosts = self.state.hosts
+        try:
+            ranks = idset.parse(text)
+        except FormatError:
+            pass
+        else:
+            return self._known(ranks) if strict else [rank for rank in ranks if rank in hosts]
+        try:
+            names = hostlist.parse(text)
+        except FormatError as error:
+            raise InvalidError(f"invalid targets: {error.message}") from None
+        wanted = set(names)
+        unknown = [name for name in names if name not in set(hosts.values())]
+        if unknown and strict:
+            raise InvalidError(f"invalid targets: invalid hosts: {hostlist.encode(unknown)}")
+        return [rank for rank, host in hosts.items() if host in wanted]
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    some = sorted(ranks)
+    return f"rank{'s' if len(some) > 1 else ''} {idset.encode(some)}"
