@@ -26,6 +26,7 @@ VERBS = {
     "pstree": ("leveret.cli.pstree", "pstree", "Show running jobs as a tree."),
     "cancel": ("leveret.cli.cancel", "cancel", "Cancel jobs."),
     "job": ("leveret.cli.job", "job", "Look at and act on one job: attach, eventlog, wait, kill …"),
+    "eventlog": ("leveret.cli.eventlog", "eventlog", "Check eventlogs, ours and Flux's."),
     "post-job-event": ("leveret.cli.job_more", "post_job_event", "Post an event of your own to a job."),
     "start": ("leveret.cli.start", "start", "Run an instance around a command or in the foreground."),
     "shutdown": ("leveret.cli.manage", "shutdown", "End the instance."),
