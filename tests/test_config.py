@@ -11,7 +11,10 @@ from leveret.errors import ConfigError
 
 WHOLE = """\
 [job-manager]
-plugins = ["one", "/two.py"]
+plugins = ["one", "/two.py", { load = "three", conf = { ports = 4 } }]
+hold-deadline = "2d"
+hold-alarm = "10m"
+plugin-grace = "5m"
 inactive-age-limit = "30d"
 inactive-num-limit = 1000
 
@@ -61,7 +64,10 @@ def test_every_key(tmp_path: Path) -> None:
         job_manager=config.JobManager(
             prolog=config.Perilog(["/bin/prolog", "--now"], "10m", "30s", False),
             epilog=config.Perilog(["/bin/epilog"], "1h", "20s", True),
-            plugins=["one", "/two.py"],
+            plugins=["one", "/two.py", config.PluginDirective("three", {"ports": 4})],
+            hold_deadline="2d",
+            hold_alarm="10m",
+            plugin_grace="5m",
             inactive_age_limit="30d",
             inactive_num_limit=1000,
         ),

@@ -30,10 +30,21 @@ class Perilog(Section):
     cancel_on_exception: bool = True
 
 
+class PluginDirective(Section):
+    """[[job-manager.plugins]]: `load` a file, entry point or name with `conf`; `remove` those that match a glob first."""
+
+    load: str | None = None
+    conf: dict[str, Any] = {}
+    remove: str | None = None
+
+
 class JobManager(Section):
     prolog: Perilog = msgspec.field(default_factory=Perilog)
     epilog: Perilog = msgspec.field(default_factory=Perilog)
-    plugins: list[str] = []  #: names or files to load at start
+    plugins: list[str | PluginDirective] = []  #: loaded at start, in this order
+    hold_deadline: str = "1d"  #: FSD; of a hold whose plugin works and names no deadline; 0: none
+    hold_alarm: str = "30m"  #: FSD; a hold without deadline that lasts longer is named in the log; 0: never
+    plugin_grace: str = "1m"  #: FSD; after a restart a user's hold waits so long for a plugin that is gone; 0: for ever
     inactive_age_limit: str | None = None  #: FSD; jobs that ended longer ago are purged
     inactive_num_limit: int | None = None  #: inactive jobs that are kept
 

@@ -97,6 +97,8 @@ class HoldOpen(Body):
     blocks: list[str] | None = None
     uses: str | None = None
     note: str = ""
+    lease_s: float | None = None  #: the hold fails when nobody renews it for so long
+    deadline_s: float | None = None  #: from now
 
 
 class HoldFinish(Body):
@@ -104,6 +106,17 @@ class HoldFinish(Body):
     kind: str = ""
     status: int = 0
     note: str = ""
+
+
+class HoldRenew(Body):
+    name: str
+    kind: str = ""
+
+
+class GiveUp(Body):
+    name: str
+    kind: str = ""
+    reason: str = ""
 
 
 class HoldProgress(Body):
@@ -118,6 +131,7 @@ class HoldProgress(Body):
 class Load(Body):
     load: str
     conf: dict[str, Any] = {}
+    remove: str = ""  #: a glob of plugins that go first
 
 
 class Shutdown(Body):

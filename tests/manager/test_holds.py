@@ -534,13 +534,13 @@ def test_holds_of_somebody_outside(tmp_path: Path) -> None:
         rig = Rig(tmp_path)
         jobid = await rig.submit(urgency=0)
         manager = rig.manager
-        manager.open_hold(jobid, "part", "mine", {"blocks": ["free"], "owner": "user"})
+        manager.holds.open(jobid, "part", "mine", {"blocks": ["free"], "owner": "user"})
         with pytest.raises(EventError, match="open already"):
-            manager.open_hold(jobid, "part", "mine", {})
+            manager.holds.open(jobid, "part", "mine", {})
         with pytest.raises(EventError, match="blocks"):
-            manager.open_hold(jobid, "part", "odd", {"blocks": ["everything"]})
+            manager.holds.open(jobid, "part", "odd", {"blocks": ["everything"]})
         with pytest.raises(InvalidError, match="no such kind"):
-            manager.open_hold(jobid, "wish", "x", {})
+            manager.holds.open(jobid, "wish", "x", {})
         await rig.quiet()
         rig.check()
         await rig.cancel(jobid)
@@ -549,7 +549,7 @@ def test_holds_of_somebody_outside(tmp_path: Path) -> None:
         await rig.quiet()
         assert rig.story(jobid)[-2:] == ["part-finish(mine)", "clean"]
         with pytest.raises(ConflictError):
-            manager.open_hold(jobid, "part", "late", {})
+            manager.holds.open(jobid, "part", "late", {})
         rig.over()
         rig.close()
 
@@ -564,7 +564,7 @@ def test_what_blocks_start_is_refused_once_the_start_was_asked(tmp_path: Path, k
         rig = Rig(tmp_path)
         jobid = await rig.submit()
         with pytest.raises(EventError, match="requested already"):
-            rig.manager.open_hold(jobid, kind, "late", context)
+            rig.manager.holds.open(jobid, kind, "late", context)
         await rig.run(jobid)
         assert rig.verdict(jobid).result == COMPLETED
         rig.over()

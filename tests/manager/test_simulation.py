@@ -196,7 +196,7 @@ class Simulation:
         if kind == "part":
             context = {"blocks": self.rng.choice([[], ["start"], ["free"]]), "owner": self.rng.choice(["user", "site"])}
         name = f"bare-api-{self.rng.randrange(4)}"
-        return self.attempt(self.rig.manager.open_hold, self.rng.choice(self.jobs), kind, name, context)
+        return self.attempt(self.rig.manager.holds.open, self.rng.choice(self.jobs), kind, name, context)
 
     def close_one(self, jobid: int, status: int) -> bool:
         holds = [h for h in self.rig.job(jobid).holds.values() if h.name.startswith("bare")]

@@ -11,6 +11,7 @@ from rig import UID, Rig, simulate, spec
 from leveret.config import Config, JobManager
 from leveret.core import jobid as jobids
 from leveret.core.event import CONTEXTS, NO_CONTEXT
+from leveret.core.job import CLOSERS
 from leveret.core.transitions import LEGAL
 from leveret.errors import ConflictError, InvalidError, NotFoundError
 from leveret.manager import userevents
@@ -23,14 +24,16 @@ def record(rig: Rig, jobid: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted({*CONTEXTS, *NO_CONTEXT, *LEGAL, "jobspec-update", "memo"}))
+@pytest.mark.parametrize(
+    "name", sorted({*CONTEXTS, *NO_CONTEXT, *LEGAL, "jobspec-update", "memo", "give-up"} - set(CLOSERS))
+)
 def test_an_event_that_would_drive_the_job_is_refused(tmp_path: Path, name: str) -> None:
     async def body() -> None:
         rig = Rig(tmp_path)
         jobid = await rig.submit(urgency=0)
         before = rig.story(jobid)
         with pytest.raises(InvalidError, match="cannot be posted by hand"):
-            userevents.post_event(rig.manager, jobid, name, {})
+            userevents.post_event(rig.manager, jobid, name, {}, UID)
         await rig.quiet()
         assert rig.story(jobid) == before
         rig.close()
@@ -44,19 +47,19 @@ def test_any_other_event_is_posted_and_moves_nothing(tmp_path: Path) -> None:
         jobid = await rig.submit(urgency=0)
         state = rig.job(jobid).state
         for name in ("checkpoint", "bad name", "debug.x"):
-            userevents.post_event(rig.manager, jobid, name, {"step": 7})
+            userevents.post_event(rig.manager, jobid, name, {"step": 7}, UID)
         for bad in ("", "x" * 65, "a\nb"):
             with pytest.raises(InvalidError, match="name is"):
-                userevents.post_event(rig.manager, jobid, bad, None)
+                userevents.post_event(rig.manager, jobid, bad, None, UID)
         await rig.quiet()
         await rig.restart()
         assert rig.story(jobid)[4:] == ["checkpoint", "bad name", "debug.x", "flux-restart", "priority"]
         assert rig.job(jobid).state is state
         await rig.cancel(jobid)
         with pytest.raises(ConflictError, match="inactive"):
-            userevents.post_event(rig.manager, jobid, "late", None)
+            userevents.post_event(rig.manager, jobid, "late", None, UID)
         with pytest.raises(NotFoundError):
-            userevents.post_event(rig.manager, 12345, "x", None)
+            userevents.post_event(rig.manager, 12345, "x", None, UID)
         rig.close()
 
     simulate(body)

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from leveret import __version__, wire
 from leveret.api import openapi
+from leveret.api.hold_routes import HoldRoutes
 from leveret.core import jobid as jobids
 from leveret.errors import (
     BusyError,
@@ -56,7 +57,7 @@ def answer(value: Any, status: int = 200) -> Response:
     return Response(_encode(value), status, media_type="application/json")
 
 
-class Api:
+class Api(HoldRoutes):
     def __init__(self, manager: Manager, queries: Queries, instance: Instance, owner_uid: int) -> None:
         self.manager = manager
         self.queries = queries
@@ -95,6 +96,9 @@ class Api:
                 f"the client speaks protocol {protocol}, this daemon (Leveret {__version__}) {wire.PROTOCOLS[-1]}",
                 "use the same version for both; `leveret shutdown` lets the next command start a new daemon",
             )
+
+    def answer(self, value: Any) -> Response:
+        return answer(value)
 
     def uid(self, request: Request) -> int:
         return int(request.scope["peer"][1])
@@ -244,7 +248,7 @@ class Api:
 
     async def post_event(self, request: Request) -> Response:
         body = await self.body(request, wire.PostEvent)
-        userevents.post_event(self.manager, self.jobid(request), body.name, body.context)
+        userevents.post_event(self.manager, self.jobid(request), body.name, body.context, self.uid(request))
         return await self.done()
 
     async def memo(self, request: Request) -> Response:
@@ -330,34 +334,6 @@ class Api:
             task.cancel()
             ending.cancel()
 
-    # ---- holds -------------------------------------------------------------------------------------
-
-    async def open_hold(self, request: Request) -> Response:
-        body = await self.body(request, wire.HoldOpen)
-        context: dict[str, Any] = {}
-        if body.kind == "part":
-            # all of it is in the log: who reads the log needs no defaults of ours
-            context |= {"owner": body.owner or "user", "blocks": body.blocks or [], "uses": body.uses or "none"}
-        if body.note:
-            context["note"] = body.note
-        self.manager.open_hold(self.jobid(request), body.kind, body.name, context)
-        return await self.done()
-
-    async def finish_hold(self, request: Request) -> Response:
-        body = await self.body(request, wire.HoldFinish)
-        jobid = self.jobid(request)
-        key = self.manager.find_hold(jobid, body.kind, body.name)
-        self.manager.works.end(jobid, key, body.status, body.note)
-        return await self.done()
-
-    async def progress_hold(self, request: Request) -> Response:
-        body = await self.body(request, wire.HoldProgress)
-        jobid = self.jobid(request)
-        key = self.manager.find_hold(jobid, body.kind, body.name)
-        progress = {"done": body.done, "total": body.total, "unit": body.unit, "note": body.note}
-        self.manager.set_progress(jobid, key, {k: v for k, v in progress.items() if v not in (None, "")})
-        return answer({})
-
     # ---- the instance ------------------------------------------------------------------------------
 
     async def status(self, request: Request) -> Response:
@@ -365,17 +341,6 @@ class Api:
 
     async def stats(self, request: Request) -> Response:
         return answer(await self.queries.stats())
-
-    async def plugins(self, request: Request) -> Response:
-        return answer({"plugins": self.manager.tap.listing()})
-
-    async def load(self, request: Request) -> Response:
-        body = await self.body(request, wire.Load)
-        return await self.done({"name": self.manager.tap.load(body.load, body.conf)})
-
-    async def remove(self, request: Request) -> Response:
-        self.manager.tap.remove(request.path_params["name"])
-        return await self.done()
 
     async def shutdown(self, request: Request) -> Response:
         body = await self.body(request, wire.Shutdown)
@@ -429,8 +394,12 @@ ROUTES: list[tuple[str, str, str, type | None]] = [
     ("POST", "/v1/jobs/{id}/holds", "open_hold", wire.HoldOpen),
     ("POST", "/v1/jobs/{id}/holds/finish", "finish_hold", wire.HoldFinish),
     ("POST", "/v1/jobs/{id}/holds/progress", "progress_hold", wire.HoldProgress),
+    ("POST", "/v1/jobs/{id}/holds/renew", "renew_hold", wire.HoldRenew),
+    ("POST", "/v1/jobs/{id}/holds/give-up", "give_up", wire.GiveUp),
+    ("GET", "/v1/holds", "holds", None),
     ("GET", "/v1/jobtap", "plugins", None),
     ("POST", "/v1/jobtap", "load", wire.Load),
+    ("GET", "/v1/jobtap/{name}", "plugin", None),
     ("DELETE", "/v1/jobtap/{name}", "remove", None),
     ("POST", "/v1/shutdown", "shutdown", wire.Shutdown),
     ("GET", "/v1/openapi.json", "openapi", None),

@@ -12,7 +12,7 @@ import click
 from leveret.cli import output
 from leveret.cli.base import Command, complete_jobids, parse_jobid
 from leveret.cli.choices import TASKMAP_FORM
-from leveret.errors import ConflictError, FormatError, InvalidError, LeveretError, NotFoundError
+from leveret.errors import ConflictError, EventError, FormatError, InvalidError, LeveretError, NotFoundError
 
 
 def values_of(pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -79,7 +79,8 @@ def memo(volatile: bool, jobid: str, pairs: tuple[str, ...]) -> int:
 @click.argument("name", metavar="name")
 @click.argument("pairs", nargs=-1, metavar="[key=value...]")
 def post_job_event(jobid: str, name: str, pairs: tuple[str, ...]) -> int:
-    """Post an event of your own to a job. One that would drive the job (start, finish, free …) is refused."""
+    """Post an event of your own to a job. The finish or remove of an open hold gives it up, by you and on the record;
+    any other event that would drive the job (start, finish, free …) is refused."""
     from leveret.client import Client
 
     number = parse_jobid(jobid)
@@ -87,6 +88,8 @@ def post_job_event(jobid: str, name: str, pairs: tuple[str, ...]) -> int:
     with Client() as client:
         try:
             client.post_event(number, name, context)
+        except EventError:
+            raise
         except (NotFoundError, ConflictError):
             raise NotFoundError(f"No such job {jobid}", "it is unknown, or it is over")
     return 0

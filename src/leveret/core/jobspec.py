@@ -89,6 +89,26 @@ def validate(spec: object) -> None:
     check_attributes(spec["attributes"])
 
 
+ENVIRONMENT = "attributes.system.environment."
+
+
+def updated(spec: dict[str, Any], updates: dict[str, Any]) -> dict[str, Any]:
+    """The jobspec with the dotted keys of `jobspec-update` events set (RFC 21); `spec` itself does not change."""
+    spec = dict(spec)
+    for key, value in updates.items():
+        if key.startswith(ENVIRONMENT):  # a variable's name may have dots
+            path, last = ENVIRONMENT[:-1].split("."), key[len(ENVIRONMENT) :]
+        else:
+            *path, last = key.split(".")
+        where = spec
+        for part in path:
+            inner = where.get(part)
+            where[part] = dict(inner) if isinstance(inner, dict) else {}
+            where = where[part]
+        where[last] = value
+    return spec
+
+
 def digest(spec: dict[str, Any]) -> Digest:
     """The Digest of a valid jobspec; the behaviour for an invalid one is undefined."""
     result = Digest()

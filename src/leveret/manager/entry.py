@@ -63,12 +63,14 @@ class Entry:
     __slots__ = (
         "annotations",
         "asks",
+        "data",
         "digest",
         "dirty",
         "env_hash",
         "exits",
         "in_flight",
         "job",
+        "leases",
         "lines",
         "owners",
         "progress",
@@ -92,6 +94,8 @@ class Entry:
         self.asks: dict[tuple[str, int], NodeAsk] = {}  #: by (unit, node)
         self.dirty: set[tuple[str, int]] = set()  #: asks to write (or delete) at the end of the turn
         self.owners: dict[str, str] = {}  #: hold key → plugin that closes it ("" = the API)
+        self.data: dict[str, dict[str, Any]] = {}  #: plugin → what it remembers of the job; replaced, never changed
+        self.leases: dict[str, float] = {}  #: hold key → seconds for which a word of its holder is good
         self.progress: dict[str, dict[str, Any]] = {}  #: hold key → last progress; never stored
         self.lines: dict[str, int] = {}  #: guest path → number of its next line
         self.stopping: set[str] = set()  #: hold keys that have been asked to stop

@@ -16,12 +16,14 @@ from leveret.config import Config
 from leveret.core import jobid as jobids
 from leveret.core import jobspec as jobspecs
 from leveret.core.event import decode
-from leveret.core.job import FLAG_WAITABLE, FLAGS, OPEN_EVENT, Job, replay
-from leveret.core.transitions import CLEANUP, INACTIVE, RUN
+from leveret.core.job import FLAG_WAITABLE, FLAGS, Job, replay
+from leveret.core.transitions import CLEANUP, INACTIVE, PRIORITY, RUN
 from leveret.core.verdict import record
 from leveret.errors import BusyError, ConflictError, EventError, InvalidError, NotFoundError
+from leveret.manager import plugindata
 from leveret.manager.entry import Entry
 from leveret.manager.feed import Feed
+from leveret.manager.holds import Holds
 from leveret.manager.perform import Perform
 from leveret.manager.ports import Clock, Engine, Log, Store
 from leveret.manager.purge import Purge
@@ -105,6 +107,7 @@ class Manager:
         self.turn: Turn | None = None  #: the one under way
         self.feed = Feed()
         self.works = Works(self)
+        self.holds = Holds(self)
         self.perform = Perform(self)
         self.units = Units(self)
         self.tap = Tap(self)
@@ -163,21 +166,18 @@ class Manager:
 
     def jobspec(self, jobid: int) -> dict[str, Any]:
         """The jobspec with its environment and the updates of the eventlog."""
+        spec = self.base_jobspec(jobid)
+        job = self.outcome(jobid)
+        return jobspecs.updated(spec, job.updates) if job is not None and job.updates else spec
+
+    def base_jobspec(self, jobid: int) -> dict[str, Any]:
+        """As submitted, with its environment; from memory where it is there. Not to be changed."""
         spec = self._fresh.get(jobid) or self._specs.get(jobid)
         if spec is None:
             spec = self.stored_jobspec(jobid)
             self._specs[jobid] = spec
             if len(self._specs) > CACHE_MAX:
                 self._specs.popitem(last=False)
-        job = self.outcome(jobid)
-        if job is not None and job.updates:
-            spec = _decode(_encode(spec))
-            for key, value in job.updates.items():
-                where = spec
-                *path, last = key.split(".")
-                for part in path:
-                    where = where.setdefault(part, {})
-                where[last] = value
         return spec
 
     def stored_jobspec(self, jobid: int) -> dict[str, Any]:
@@ -246,9 +246,10 @@ class Manager:
         try:
             with Turn(self, "submit") as turn:
                 self._store_job(turn, entry, prepared, userid, copy)
-                for plugin, answer in self.registry.call("validate", str(jobid), entry.job, spec):
-                    if isinstance(answer, Reject):
-                        turn.answer(entry, plugin, answer)
+                for moment in ("create", "validate"):
+                    for plugin, answer in self.registry.call(moment, str(jobid), entry.job, spec):
+                        if moment == "create" or isinstance(answer, Reject):
+                            turn.answer(entry, plugin, answer)
                 submit = {"userid": userid, "urgency": prepared.urgency, "flags": prepared.flags, "version": 1}
                 turn.post(entry, "submit", submit)
                 for plugin, answer in self.registry.call("new", str(jobid), entry.job):
@@ -261,6 +262,7 @@ class Manager:
         except BaseException:
             self.entries.pop(jobid, None)
             self._fresh.pop(jobid, None)
+            self.registry.call("destroy", str(jobid), entry.job)
             raise
         return jobid, done
 
@@ -297,7 +299,8 @@ class Manager:
                     f'dependency scheme "{scheme}" not supported',
                     path=f"attributes.system.dependencies[{number}].scheme",
                 )
-            for answer in self.registry.call_one(plugin, "dependency", str(entry.job.id), entry.job, dependency):
+            hook = registries.dependency_hook(plugin, scheme)
+            for answer in self.registry.call_one(plugin, hook, str(entry.job.id), entry.job, dependency):
                 turn.answer(entry, plugin, answer)
         turn._drain()
 
@@ -362,17 +365,6 @@ class Manager:
         with Turn(self, "urgency") as turn:
             turn.post(entry, "urgency", {"userid": userid, "urgency": urgency})
         return old
-
-    def open_hold(self, jobid: int, kind: str, name: str, context: dict[str, Any]) -> None:
-        """A hold for somebody outside; closed by `finish`."""
-        if kind not in OPEN_EVENT:
-            raise InvalidError(f"no such kind of hold: `{kind}`", "kinds: " + ", ".join(OPEN_EVENT))
-        entry = self.entry(jobid)
-        if kind == "prolog" and self.start_requested(jobid):
-            raise EventError("prolog-start: the start of the job was requested already")
-        with Turn(self, "hold") as turn:
-            turn.post(entry, OPEN_EVENT[kind], {"description": name, **context})
-            turn.own(entry, f"{kind}/{name}", "")
 
     async def stdin(self, jobid: int, offset: int, ranks: str, data: bytes, eof: bool) -> int:
         """Take stdin for a job; returns how many bytes have been taken in all. Held back while much is on its way."""
@@ -449,6 +441,8 @@ class Manager:
         job = entry.job
         final = self.record(entry)
         turn.batch.done(job.id, job.t_inactive, final["result"], _encode(final))
+        for key in plugindata.keys(entry):
+            turn.batch.delete(job.id, key)
         if job_waitable(job):
             turn.op("INSERT INTO waitable VALUES(?)", job.id)
         turn.after.append(lambda: self._retired(entry, final))
@@ -459,6 +453,8 @@ class Manager:
         if len(self.finals) > CACHE_MAX:
             self.finals.popitem(last=False)
         self.entries.pop(jobid, None)
+        if self.registry.has("destroy"):
+            self.registry.call("destroy", str(jobid), entry.job)
         self._specs.pop(jobid, None)
         self._outcomes[jobid] = entry.job
         if len(self._outcomes) > CACHE_MAX:
@@ -513,19 +509,9 @@ class Manager:
                 out["expiration"] = rset.expiration
         else:
             out |= {"nnodes": digest.nnodes or None, "ncores": digest.nslots * digest.cores_per_slot}
-        out["holds"] = [
-            {
-                "kind": hold.kind,
-                "name": hold.name,
-                "owner": hold.owner,
-                "plugin": entry.owners.get(key, ""),
-                "since": hold.since,
-                "blocks": list(hold.blocks),
-                "deadline": hold.deadline,
-                "progress": entry.progress.get(key),
-            }
-            for key, hold in job.holds.items()
-        ]
+        out["holds"] = self.holds.describe(entry)
+        if job.state is PRIORITY and "priority" in entry.in_flight:
+            out["waiting_for"] = "priority of " + ", ".join(self.registry.names("priority"))
         return out
 
     # What plugins call (hooks.Manager) stands in PluginPort below.

@@ -14,6 +14,7 @@ from leveret.core.event import decode
 from leveret.core.job import replay
 from leveret.core.transitions import SCHED
 from leveret.errors import InternalError
+from leveret.manager import plugindata
 from leveret.manager.entry import Entry, NodeAsk
 from leveret.manager.ports import Batch
 from leveret.manager.turn import Turn
@@ -35,8 +36,7 @@ class Recovery:
         """Replay every active job. No event is posted before all plugins are loaded and have seen the jobs."""
         self.manager.resources.recover()
         self.manager.tap.load_builtin()
-        for source in self.manager.config.job_manager.plugins:
-            self.manager.tap.load(source, {}, remember=False)
+        self.manager.tap.load_configured()
         for name, source, conf in self.manager.store.plugins():
             try:
                 self.manager.tap.load(source, _decode(conf), remember=False)
@@ -56,8 +56,13 @@ class Recovery:
                     entry.in_flight.add("start")
         for jobid, key, value in self.manager.store.kv_of_active("hold/"):
             if (entry := self.manager.entries.get(jobid)) is not None and key in entry.job.holds:
-                entry.owners[key] = value.decode()
+                entry.owners[key], lease_s = plugindata.decode_owner(value)
+                if lease_s is not None:
+                    entry.leases[key] = lease_s
                 self._held.append((jobid, key))
+        for jobid, key, value in self.manager.store.kv_of_active(plugindata.PREFIX):
+            if (entry := self.manager.entries.get(jobid)) is not None:
+                plugindata.restore(entry, key, value)
         for entry in self.manager.entries.values():
             self.manager.registry.call("new", str(entry.job.id), entry.job)
 
@@ -66,7 +71,8 @@ class Recovery:
         if row is None:
             raise InternalError("no such row")
         job = replay(jobid, (decode(line) for line in self.manager.store.all_events(jobid)))
-        entry = Entry(job, jobspecs.digest(_decode(row[1])))
+        spec = _decode(row[1])
+        entry = Entry(job, jobspecs.digest(jobspecs.updated(spec, job.updates) if job.updates else spec))
         entry.env_hash = row[2]
         stored = self.manager.store.kv(jobid, "R")
         if stored is not None and job.allocated:
@@ -111,9 +117,17 @@ class Recovery:
         for jobid, key in self._held:
             held = self.manager.entries.get(jobid)
             hold = held.job.holds.get(key) if held is not None else None
-            plugin = self.manager.registry.get(held.owners.get(key, "")) if held is not None else None
-            if held is not None and hold is not None and plugin is not None:
+            if held is None or hold is None:
+                continue
+            owner = held.owners.get(key, "")
+            plugin = self.manager.registry.get(owner)
+            if plugin is not None:
                 self.manager.works.resume(held, hold, plugin)
+                continue
+            self.manager.works.arm(jobid, hold)
+            self.manager.holds.lease(held, key)
+            if owner:
+                self.manager.holds.orphan(held, hold)
         self._held.clear()
         self.manager.purges.start()
         dependencies = self.manager.registry.get("dependencies")

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from leveret.config import PluginDirective
 from leveret.core import jobid as jobids
 from leveret.core import jobspec as jobspecs
 from leveret.core import resources
 from leveret.core.job import Job
+from leveret.core.transitions import PRIORITY, SCHED
 from leveret.core.verdict import Verdict, verdict
-from leveret.errors import ConflictError, InvalidError
+from leveret.errors import ConfigError, ConflictError, InvalidError, LeveretError, NotFoundError
 from leveret.manager.entry import Entry
 from leveret.manager.turn import Turn
 from leveret.plugins import registry as registries
-from leveret.plugins.hooks import Plugin, WorkResult
+from leveret.plugins.hooks import Answer, Plugin, WorkResult
 
 if TYPE_CHECKING:
     from leveret.manager.manager import Manager
@@ -37,13 +41,53 @@ class Tap:
                 cls(PluginPort(self.manager, name), name, {"config": self.manager.config}), name, builtin=True
             )
 
-    def load(self, source: str, conf: dict[str, Any], *, remember: bool = True) -> str:
-        """Load a plugin, show it every active job, and keep it loaded across restarts."""
+    def load_configured(self) -> None:
+        """`[job-manager] plugins`, in order. Raises ConfigError: an instance does not start without its plugins."""
+        config = self.manager.config
+        for directive in config.job_manager.plugins:
+            if isinstance(directive, str):
+                directive = PluginDirective(load=directive)
+            try:
+                for name in self.matching(directive.remove) if directive.remove else ():
+                    self.manager.registry.remove(name)
+                if directive.load is not None:
+                    source = directive.load
+                    if source.endswith(".py") and config.source:  # relative to the configuration
+                        source = os.path.join(os.path.dirname(os.path.abspath(config.source)), source)
+                    self.load(source, directive.conf, remember=False)
+            except LeveretError as error:
+                raise ConfigError(f"job-manager.plugins: {error.message}", error.hint, config.source) from error
+
+    def matching(self, pattern: str) -> list[str]:
+        """Loaded plugins whose name matches a glob; built-in ones only by their exact name."""
+        loaded = self.manager.registry.loaded
+        if pattern in loaded:
+            return [pattern]
+        return [name for name, one in loaded.items() if not one.builtin and fnmatchcase(name, pattern)]
+
+    def load(self, source: str, conf: dict[str, Any], *, remember: bool = True, replace: str = "") -> str:
+        """Load a plugin, show it every active job, and keep it loaded across restarts.
+
+        `replace` is a glob of plugins that go first. One of the same name hands its open holds over (a reload); open
+        holds of any other are refused as in `remove`. Raises InvalidError, NotFoundError, ConflictError.
+        """
         name, again, cls = registries.load_class(source)
+        leaving = self.matching(replace) if replace else []
+        for other in leaving:
+            if other != name:
+                self._check_removal(other)
+        if name in self.manager.registry.loaded and name not in leaving:
+            raise ConflictError(f"a plugin named `{name}` is loaded already", "remove it first")
         try:
             plugin = cls(PluginPort(self.manager, name), name, conf)
+            for answer in self.manager.registry.ask_config(plugin, self.manager.config):
+                raise InvalidError(f"plugin `{name}`: {answer.reason}", answer.hint)
+        except LeveretError:
+            raise
         except Exception as error:
             raise InvalidError(f"plugin `{name}`: {type(error).__name__}: {error}") from error
+        for other in leaving:
+            self._drop(other)
         self.manager.registry.add(plugin, again)
         if remember:
             with Turn(self.manager, "jobtap") as turn:
@@ -55,6 +99,7 @@ class Tap:
                 )
         for entry in list(self.manager.entries.values()):
             self.manager.registry.call_one(plugin, "new", str(entry.job.id), entry.job)
+        for entry in list(self.manager.entries.values()):
             self._resume(entry, plugin)
         return name
 
@@ -64,22 +109,69 @@ class Tap:
             if owner == plugin.name and hold is not None:
                 self.manager.works.resume(entry, hold, plugin)
 
-    def remove(self, name: str) -> None:
-        """Unload. Refused while the plugin has open holds (their jobs are named)."""
+    def remove(self, name: str, userid: int = -1, force: bool = False) -> None:
+        """Unload. Refused while the plugin has open holds (their jobs are named); `force` gives those up first."""
+        if force and name in self.manager.registry.loaded:
+            for jobid, entry in list(self.manager.entries.items()):
+                for key in [key for key, owner in entry.owners.items() if owner == name]:
+                    self.manager.holds.give_up(jobid, key, userid, f"plugin {name} was removed", 256)
+        self._check_removal(name)
+        self._drop(name)
+        with Turn(self.manager, "jobtap") as turn:
+            turn.op("DELETE FROM plugin WHERE name=?", name)
+        self.reprioritize(None, waiting=True)
+
+    def _check_removal(self, name: str) -> None:
         loaded = self.manager.registry.loaded.get(name)
         if loaded is not None and loaded.builtin:
             raise ConflictError(f"`{name}` is built in")
         holding = [jobids.encode(i) for i, e in self.manager.entries.items() if name in e.owners.values()]
         if holding:
-            raise ConflictError(f"plugin `{name}` has open holds on {', '.join(holding[:20])}", "finish them first")
+            more = f" and {len(holding) - 20} more" if len(holding) > 20 else ""
+            raise ConflictError(
+                f"plugin `{name}` has open holds on {', '.join(holding[:20])}{more}",
+                "finish them first, or end them as failed with --force",
+            )
+
+    def _drop(self, name: str) -> None:
+        """Out of the registry; its work here stops, its holds stay as they are."""
         entry = self.manager.registry.remove(name)
         try:
             entry.plugin.remove()
         except Exception as error:
             self.manager.log.error("plugin failed", plugin=name, trace="".join(traceback.format_exception(error)))
         self.manager.works.drop_plugin(name)
-        with Turn(self.manager, "jobtap") as turn:
-            turn.op("DELETE FROM plugin WHERE name=?", name)
+
+    def reprioritize(self, jobid: int | None, waiting: bool = False) -> None:
+        """Ask for the priority of a job again, or of all; with `waiting` only of those that have none yet."""
+        entries = [self.manager.entry(jobid)] if jobid is not None else list(self.manager.entries.values())
+        for entry in entries:
+            state = entry.job.state
+            if state is PRIORITY and "priority" in entry.in_flight:
+                with Turn(self.manager, "priority") as turn:
+                    turn.touch(entry)
+                    entry.in_flight.discard("priority")
+            elif state is SCHED and not waiting:
+                with Turn(self.manager, "priority") as turn:
+                    turn.touch(entry)
+                    priority = turn.priority_of(entry)
+                    if priority is not None and priority != entry.job.priority:
+                        turn.post(entry, "priority", {"priority": priority})
+
+    def reprioritize_soon(self, jobid: int | None) -> None:
+        try:
+            self.reprioritize(jobid)
+        except LeveretError:
+            pass  # the job has ended meanwhile
+
+    def query(self, name: str) -> dict[str, Any]:
+        """Everything known of one plugin, and what it says itself. Raises NotFoundError."""
+        for known in self.listing():
+            if known["name"] == name:
+                loaded = self.manager.registry.loaded[name]
+                conf = {} if loaded.builtin else loaded.plugin.conf
+                return {**known, "conf": conf, **self.manager.registry.ask_query(loaded.plugin)}
+        raise NotFoundError(f"{name}: plugin not found")
 
     def listing(self) -> list[dict[str, Any]]:
         return [
@@ -147,6 +239,34 @@ class PluginPort:
 
     def stop_run(self, jobid: int, name: str, kill_timeout_s: float = 5.0) -> None:
         self._manager.perform.stop_run(jobid, name, kill_timeout_s)
+
+    def recall(self, jobid: int, key: str, default: Any = None) -> Any:
+        entry = self._manager.entries.get(jobid)
+        return default if entry is None else entry.data.get(self._plugin, {}).get(key, default)
+
+    def answer(self, jobid: int, *answers: Answer) -> None:
+        manager = self._manager
+        entry = manager.entry(jobid)
+        plugin = manager.registry.get(self._plugin)
+        if plugin is None:
+            raise ConflictError(f"plugin `{self._plugin}` is not loaded")
+        if manager.turn is not None:  # called from a moment: it joins the turn
+            for answer in answers:
+                manager.turn.answer(entry, plugin, answer)
+            return
+        with Turn(manager, "plugin") as turn:
+            for answer in answers:
+                turn.answer(entry, plugin, answer)
+            turn._drain()
+            if entry.annotations is not None:
+                turn.after.append(lambda: manager.feed.publish((jobid,)))
+
+    def reprioritize(self, jobid: int | None = None) -> None:
+        tap = self._manager.tap
+        self._manager.clock.call_soon(lambda: tap.reprioritize_soon(jobid))  # never a turn within a turn
+
+    def active(self) -> Iterable[Job]:
+        return [entry.job for entry in self._manager.entries.values()]
 
     async def closed(self, jobid: int, kind: str, name: str) -> None:
         await self._manager.works.wait_closed(jobid, f"{kind}/{name}")

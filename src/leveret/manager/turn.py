@@ -13,12 +13,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from leveret.core import jobid as jobids
+from leveret.core import jobspec as jobspecs
 from leveret.core.actions import Ask, next_actions
 from leveret.core.actions import Post as PostAction
 from leveret.core.event import Event, encode
-from leveret.core.job import CLOSE_EVENT, CLOSERS, FLAG_DEBUG, OPEN_EVENT, OPENERS, AlreadyOpen, apply_event
-from leveret.core.transitions import INACTIVE
+from leveret.core.job import CLOSE_EVENT, CLOSERS, FLAG_DEBUG, OPEN_EVENT, OPENERS, AlreadyOpen, apply_event, merge
+from leveret.core.transitions import DEPEND, INACTIVE, NEW
 from leveret.errors import EventError, InvalidError
+from leveret.manager import plugindata
 from leveret.manager.entry import Entry
 from leveret.manager.ports import Batch
 from leveret.plugins import hooks
@@ -42,7 +44,7 @@ class Turn:
         self.after: list[Callable[[], None]] = self.batch.on_commit
         self.touched: dict[int, Entry] = {}
         self.label = label
-        self._undo: dict[int, tuple[Any, set[str], dict[str, str]]] = {}
+        self._undo: dict[int, tuple[Any, ...]] = {}
         self.undo: list[Callable[[], None]] = []  #: run, last first, when the turn does not come about
         self._freed: list[Any] = []  #: resources that went back to the pool in this turn
         self._queue: deque[Queued] = deque()
@@ -79,9 +81,10 @@ class Turn:
             self.undo.pop()()
         for rset in self._freed:
             self.manager.pool.take(rset)
-        for jobid, (job, in_flight, owners) in self._undo.items():
+        for jobid, (job, in_flight, owners, digest, data, shown, leases) in self._undo.items():
             entry = self.touched[jobid]
-            entry.job, entry.in_flight, entry.owners = job, in_flight, owners
+            entry.job, entry.in_flight, entry.owners, entry.digest = job, in_flight, owners, digest
+            entry.data, entry.annotations, entry.leases = data, shown, leases
             if "alloc" in in_flight:
                 self.manager.queue.add(jobid, job.priority or 0, entry.digest)
             else:
@@ -129,11 +132,14 @@ class Turn:
             and len(new.blocked("start")) > len(old.blocked("start"))
         ):
             raise EventError(f"{name}: the start of the job was requested already")
+        digest = plugindata.new_digest(self.manager, new, context) if name == "jobspec-update" else None
+        if name == "jobspec-update" and "start" in entry.in_flight and digest is None:
+            raise EventError("jobspec-update: the start of the job was requested already")
         jobid = new.id
-        if jobid not in self._undo:
-            self._undo[jobid] = (old, set(entry.in_flight), dict(entry.owners))
-            self.touched[jobid] = entry
+        self.touch(entry)
         entry.job = new
+        if digest is not None:
+            entry.digest = digest
         self.batch.event(jobid, new.n, encode(event))
         self._bookkeep(entry, event)
         manager = self.manager
@@ -151,6 +157,21 @@ class Turn:
         if registry.has("event"):
             for plugin, answer in registry.call("event", label, entry.job, event):
                 self.answer(entry, plugin, answer)
+
+    def touch(self, entry: Entry) -> None:
+        """What the turn does to this job can be undone from here on."""
+        jobid = entry.job.id
+        if jobid not in self._undo:
+            self._undo[jobid] = (
+                entry.job,
+                set(entry.in_flight),
+                dict(entry.owners),
+                entry.digest,
+                dict(entry.data),
+                entry.annotations,
+                dict(entry.leases),
+            )
+            self.touched[jobid] = entry
 
     def _bookkeep(self, entry: Entry, event: Event) -> None:
         """What beside the fold follows from an event."""
@@ -174,6 +195,7 @@ class Turn:
             key = f"{CLOSERS[name]}/{event.get('description')}"
             if key in entry.owners:
                 del entry.owners[key]
+                entry.leases.pop(key, None)
                 self.batch.delete(entry.job.id, f"hold/{key}")
             entry.progress.pop(key, None)
             entry.stopping.discard(key)
@@ -182,7 +204,18 @@ class Turn:
     # ---- plugins' answers ------------------------------------------------------------------------
 
     def answer(self, entry: Entry, plugin: Plugin, answer: Answer) -> None:
-        """Queue what a plugin answered; work is begun once the turn is on disk."""
+        """Queue what a plugin answered; work is begun once the turn is on disk. An answer that cannot be is logged,
+        with the plugin's name, and leaves nothing. Raises InvalidError for a Reject of a submission."""
+        try:
+            if isinstance(answer, hooks.Reject):
+                if self.label != "submit" or entry.job.state is not NEW:
+                    raise TypeError(f"a submission that is accepted cannot be rejected ({answer.reason})")
+                raise InvalidError(answer.reason, answer.hint)
+            self._answer(entry, plugin, answer)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            self.manager._plugin_error(plugin.name, jobids.encode(entry.job.id), error)
+
+    def _answer(self, entry: Entry, plugin: Plugin, answer: Answer) -> None:
         if isinstance(answer, hooks._HoldAnswer):
             self._open(entry, plugin, answer)
         elif isinstance(answer, hooks.Finish):
@@ -198,9 +231,25 @@ class Turn:
                 cause = self.manager.exception(answer.type, answer.severity, answer.note)
                 self._queue.append((target, "exception", cause, False, None))
         elif isinstance(answer, hooks.Post):
-            self._queue.append((entry, answer.name, answer.context, False, None))
-        elif isinstance(answer, hooks.Reject):
-            raise InvalidError(answer.reason, answer.hint)
+            self._ask_to_post(entry, answer.name, answer.context)
+        elif isinstance(answer, hooks.UpdateJobspec):
+            self._ask_to_post(entry, "jobspec-update", answer.updates)
+        elif isinstance(answer, hooks.SetEnv):
+            updates = {jobspecs.ENVIRONMENT + name: value for name, value in answer.values.items()}
+            self._ask_to_post(entry, "jobspec-update", updates)
+        elif isinstance(answer, hooks.Remember):
+            plugindata.remember(self, entry, plugin.name, answer.values)
+        elif isinstance(answer, hooks.Annotate):
+            encode(Event(self.now, "memo", answer.annotations))
+            self.touch(entry)
+            shown = entry.annotations if entry.annotations is not None else entry.job.annotations
+            entry.annotations = merge(shown, answer.annotations)
+        else:
+            raise TypeError(f"{answer!r} is no answer")
+
+    def _ask_to_post(self, entry: Entry, name: str, context: dict[str, Any] | None) -> None:
+        encode(Event(self.now, name, context))  # TypeError for what is not JSON: here, not amid the turn
+        self._queue.append((entry, name, context, False, None))
 
     def _target(self, entry: Entry, jobid: int | None) -> Entry | None:
         if jobid is None:
@@ -216,8 +265,11 @@ class Turn:
                 answer.work.close()
             return
         context = answer.context()
-        if answer.deadline_s is not None and math.isfinite(answer.deadline_s):
-            context["deadline"] = round(self.now + answer.deadline_s, 3)
+        deadline_s = answer.deadline_s
+        if deadline_s is None and answer.work is not None and answer.kind != "dependency":
+            deadline_s = self.manager.holds.deadline_s  # nothing that works for a job may do so for ever
+        if deadline_s is not None and math.isfinite(deadline_s):
+            context["deadline"] = round(self.now + deadline_s, 3)
         work = answer.work
 
         def opened() -> None:
@@ -228,10 +280,12 @@ class Turn:
 
         self._queue.append((entry, OPEN_EVENT[answer.kind], context, False, opened))
 
-    def own(self, entry: Entry, key: str, plugin: str) -> None:
-        """Record who closes a hold."""
+    def own(self, entry: Entry, key: str, plugin: str, lease_s: float | None = None) -> None:
+        """Record who closes a hold: a plugin, or somebody outside (""), with a lease or without."""
         entry.owners[key] = plugin
-        self.batch.put(entry.job.id, f"hold/{key}", plugin.encode())
+        if lease_s is not None:
+            entry.leases[key] = lease_s
+        self.batch.put(entry.job.id, f"hold/{key}", plugindata.encode_owner(plugin, lease_s))
 
     # ---- what is due -----------------------------------------------------------------------------
 
@@ -247,6 +301,8 @@ class Turn:
             settled[entry.job.id] = entry.job.n
             for action in next_actions(entry.job, entry.in_flight):
                 if isinstance(action, PostAction):
+                    if action.name == "depend" and self._kept_in_depend(entry):
+                        break
                     self.post(entry, action.name, action.context)
                 else:
                     self._ask(entry, action)
@@ -268,16 +324,42 @@ class Turn:
         if jobs:
             self.after.append(lambda: self.manager.feed.publish(jobs))
 
+    def _kept_in_depend(self, entry: Entry) -> bool:
+        """The moment `depend`: whether a plugin opened a dependency, or ended the job."""
+        registry = self.manager.registry
+        if not registry.has("depend"):
+            return False
+        before = entry.job.n
+        for plugin, answer in registry.call("depend", str(entry.job.id), entry.job):
+            if isinstance(answer, hooks.DependencyHold) and f"dependency/{answer.name}" in entry.job.closed:
+                if answer.work is not None:
+                    answer.work.close()
+                continue  # it has kept the job, and let it go
+            self.answer(entry, plugin, answer)
+        self._drain()
+        return entry.job.n != before and (entry.job.state is not DEPEND or bool(entry.job.blocked("depend")))
+
+    def priority_of(self, entry: Entry) -> int | None:
+        """What plugins say, else the urgency; None: not yet. Urgencies 0 and 31 are nobody else's to decide (RFC 30)."""
+        manager, job = self.manager, entry.job
+        if job.urgency in (0, 31):
+            return 0 if job.urgency == 0 else PRIORITY_MAX
+        priority = manager.registry.first("priority", str(job.id), job)
+        if priority is hooks.NOT_YET:
+            return None
+        if priority is not None and (type(priority) is not int or not 0 <= priority <= PRIORITY_MAX):
+            manager.log.error("plugin failed", job=str(job.id), trace=f"{priority!r} is not a priority")
+            priority = None
+        return job.urgency if priority is None else int(priority)
+
     def _ask(self, entry: Entry, ask: Ask) -> None:
         manager, job = self.manager, entry.job
         what = ask.what
         if what == "priority":
-            priority = manager.registry.first("priority", str(job.id), job)
-            if priority is not None and (type(priority) is not int or not 0 <= priority <= PRIORITY_MAX):
-                manager.log.error("plugin failed", job=str(job.id), trace=f"{priority!r} is not a priority")
-                priority = None
+            priority = self.priority_of(entry)
             if priority is None:
-                priority = {0: 0, 31: PRIORITY_MAX}.get(job.urgency, job.urgency)
+                entry.in_flight.add("priority")  # until `manager.reprioritize`
+                return
             self.post(entry, "priority", {"priority": priority})
         elif what == "alloc":
             if shortage := manager.pool.shortage(entry.digest):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from leveret.core.event import CONTEXTS, NO_CONTEXT
-from leveret.core.job import merge
+from leveret.core.event import CONTEXTS, NO_CONTEXT, check_context
+from leveret.core.job import CLOSERS, merge
 from leveret.core.transitions import LEGAL
 from leveret.errors import InvalidError
 from leveret.manager.turn import Turn
@@ -14,29 +14,32 @@ if TYPE_CHECKING:
     from leveret.manager.manager import Manager
 
 #: names that are ours to post, with what to use in their place
-DRIVING = frozenset({*CONTEXTS, *NO_CONTEXT, *LEGAL, "jobspec-update", "memo"})
+DRIVING = frozenset({*CONTEXTS, *NO_CONTEXT, *LEGAL, "jobspec-update", "memo", "give-up"})
 INSTEAD = {
     "exception": "leveret job raise",
     "urgency": "leveret job urgency",
     "memo": "leveret job memo",
+    "give-up": "leveret job give-up",
     "part-start": "the API's holds",
-    "part-finish": "the API's holds",
-    "dependency-remove": "the API's holds",
-    "prolog-finish": "the API's holds",
-    "epilog-finish": "the API's holds",
 }
 NAME_MAX = 64
 CONTEXT_MAX = 65536
 
 
-def post_event(manager: Manager, jobid: int, name: str, context: dict[str, Any] | None) -> None:
+def post_event(manager: Manager, jobid: int, name: str, context: dict[str, Any] | None, userid: int) -> None:
     """Post an event of the user's own (RFC 21 allows further events); it moves nothing.
 
-    Raises InvalidError for a name that is ours, ConflictError when the job is inactive; nothing has changed then.
+    The finish or remove of an open hold is a give-up on it, by that user. Raises InvalidError for a name that is ours, ConflictError when the job is inactive; nothing has changed then.
     """
     if not name or len(name) > NAME_MAX or not name.isprintable():
         raise InvalidError(f"an event's name is 1 to {NAME_MAX} printable characters", path="name")
     entry = manager.entry(jobid)
+    if name in CLOSERS:
+        given = {"description": "", "status": 0, **(context or {})}
+        key = manager.find_hold(jobid, CLOSERS[name], str(given["description"]))
+        check_context(name, given)
+        manager.holds.give_up(jobid, key, userid, f"{name} was posted", given["status"])
+        return
     if name in DRIVING:
         instead = INSTEAD.get(name)
         raise InvalidError(

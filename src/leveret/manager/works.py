@@ -43,8 +43,9 @@ class Works:
             if work is not None:
                 work.close()
             return
-        self._arm(jobid, hold)
+        self.arm(jobid, hold)
         if work is not None:
+            self.manager.holds.watch(jobid, hold)
             self._spawn(jobid, key, plugin, work)
             if "stop" in entry.in_flight and "start" in hold.blocks:
                 self._stop_one(entry, hold)
@@ -52,13 +53,19 @@ class Works:
     def resume(self, entry: Entry, hold: Hold, plugin: Plugin) -> None:
         """After a restart or a reload: give an open hold back to its plugin."""
         jobid = entry.job.id
-        self._arm(jobid, hold)
+        self.arm(jobid, hold)
         if (jobid, hold.key) in self._tasks or type(plugin).resume is Plugin.resume:
             return
+        self.manager.holds.watch(jobid, hold)
         self._spawn(jobid, hold.key, plugin, plugin.resume(entry.job, hold))
 
-    def _arm(self, jobid: int, hold: Hold) -> None:
-        if hold.deadline is not None:
+    def runs(self, jobid: int, key: str) -> bool:
+        """Whether the hold's work is under way here."""
+        return (jobid, key) in self._tasks
+
+    def arm(self, jobid: int, hold: Hold) -> None:
+        """Its deadline, once."""
+        if hold.deadline is not None and (jobid, hold.key) not in self._timers:
             timer = self.manager.clock.call_at(hold.deadline, lambda: self._overrun(jobid, hold))
             self._timers[(jobid, hold.key)] = timer
 
@@ -180,6 +187,7 @@ class Works:
 
     def closed(self, jobid: int, key: str) -> None:
         """The hold's finish is on disk."""
+        self.manager.holds.closed(jobid, key)
         timer = self._timers.pop((jobid, key), None)
         if timer is not None:
             timer.cancel()

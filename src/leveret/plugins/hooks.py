@@ -16,8 +16,9 @@ that raises is logged with the plugin's and the job's name and stops no other pl
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
+from leveret.config import Config
 from leveret.core.event import Event
 from leveret.core.job import Hold, Job
 from leveret.core.jobspec import Digest
@@ -49,7 +50,8 @@ class Answer:
 class _HoldAnswer(Answer):
     """Open a hold now. With `work` the hold closes when the work ends; without, by `manager.finish` or the API.
 
-    `deadline_s` counts from now; when it passes, the work is canceled and the hold ends as failed.
+    `deadline_s` counts from now; when it passes, the work is canceled and the hold ends as failed. None: a hold with
+    work gets the instance's default (`[job-manager] hold-deadline`), one without has none. `math.inf`: none.
     """
 
     __slots__ = ("deadline_s", "name", "work")
@@ -139,7 +141,7 @@ class Raise(Answer):
 
 
 class Post(Answer):
-    """Post an event that drives nothing (memo, a site's own name)."""
+    """Post an event: `memo`, `urgency`, a site's own name. One that is illegal here is logged and changes nothing."""
 
     __slots__ = ("context", "name")
 
@@ -148,8 +150,46 @@ class Post(Answer):
         self.context = context
 
 
+class UpdateJobspec(Answer):
+    """Post `jobspec-update` (RFC 21): dotted keys that begin with `attributes.` → new values. Possible until CLEANUP."""
+
+    __slots__ = ("updates",)
+
+    def __init__(self, updates: dict[str, Any]) -> None:
+        self.updates = updates
+
+
+class SetEnv(Answer):
+    """Environment variables of the job's tasks, in the eventlog as a `jobspec-update`. Too late once the start was
+    requested; None unsets a variable."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: dict[str, str | None] | None = None, **more: str | None) -> None:
+        self.values = {**(values or {}), **more}
+
+
+class Annotate(Answer):
+    """Merge into the job's annotations, for listings; None removes a key. No event: gone after a restart (RFC 27)."""
+
+    __slots__ = ("annotations",)
+
+    def __init__(self, annotations: dict[str, Any] | None = None, **more: Any) -> None:
+        self.annotations = {**(annotations or {}), **more}
+
+
+class Remember(Answer):
+    """Per-job data of this plugin, stored in the turn of the event that caused it; `manager.recall` gives it back,
+    after a restart too, until the job is inactive. Values are JSON; None forgets a key."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: dict[str, Any] | None = None, **more: Any) -> None:
+        self.values = {**(values or {}), **more}
+
+
 class Reject(Answer):
-    """Refuse the submission, with a reason for the user (from `validate` and `dependency`)."""
+    """Refuse, with a reason for the user (from `create`, `validate`, `dependency…`, `update_KEY` and `config`)."""
 
     __slots__ = ("hint", "reason")
 
@@ -159,6 +199,15 @@ class Reject(Answer):
 
 
 Answers = Answer | Iterable[Answer] | None
+
+
+class _NotYet:
+    def __repr__(self) -> str:
+        return "NOT_YET"
+
+
+#: answer of `priority`: the job stays in PRIORITY until `manager.reprioritize` asks again
+NOT_YET: Final = _NotYet()
 
 
 class WorkResult:
@@ -224,6 +273,19 @@ class Manager(Protocol):
     async def closed(self, jobid: int, kind: str, name: str) -> None:
         """Return once that hold is not open (any more)."""
 
+    def recall(self, jobid: int, key: str, default: Any = None) -> Any:
+        """What this plugin has answered with `Remember` for an active job."""
+
+    def answer(self, jobid: int, *answers: Answer) -> None:
+        """Give answers from a hold's work, or for another job than the one at hand. Raises NotFoundError, and
+        InvalidError when one of them is refused; nothing has changed then. From within a moment they join its turn."""
+
+    def reprioritize(self, jobid: int | None = None) -> None:
+        """Ask `priority` again for a job, or for all that are in PRIORITY or SCHED."""
+
+    def active(self) -> Iterable[Job]:
+        """All active jobs, in order of submission."""
+
     def now(self) -> float:
         """Seconds since the epoch."""
 
@@ -232,9 +294,13 @@ class Manager(Protocol):
 
 
 class Plugin:
-    """Base class. Every method may be left out."""
+    """Base class. Every method may be left out.
 
-    #: dependency schemes (RFC 26) that `dependency` answers for
+    In order of a job's life: create, validate, (submit) new, dependency_SCHEME, state_*, priority, depend, event_*,
+    inactive_add, destroy; after a purge inactive_remove.
+    """
+
+    #: dependency schemes (RFC 26) that `dependency` answers for; a method `dependency_SCHEME` needs no entry here
     schemes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, manager: Manager, name: str, conf: dict[str, Any]) -> None:
@@ -242,12 +308,20 @@ class Plugin:
         self.name = name
         self.conf = conf
 
-    def validate(self, job: Job, spec: dict[str, Any]) -> Answers:
-        """Before anything is stored. May answer Reject."""
+    # `update_KEY(job, value)`: `leveret update` wants to set a key of the jobspec: `attributes.system.KEY`, or
+    # `attributes.KEY`, dots and dashes as underscores. Reject refuses; None or UpdateJobspec (more keys) accepts.
 
-    def dependency(self, job: Job, dependency: dict[str, Any]) -> Answers:
-        """One entry of attributes.system.dependencies whose scheme is ours: DependencyHold (with a Finish
-        beside it when it is satisfied already), or Reject."""
+    def config(self, config: Config) -> Answers:
+        """The instance's configuration, before anything else. Reject (or raise) and the plugin is not loaded."""
+
+    def query(self) -> dict[str, Any] | None:
+        """More keys for `leveret jobtap query`."""
+
+    def create(self, job: Job, spec: dict[str, Any]) -> Answers:
+        """The first moment of a submission. May answer Reject; what else it answers follows `submit`."""
+
+    def validate(self, job: Job, spec: dict[str, Any]) -> Answers:
+        """After every plugin's `create`, before anything is stored. May answer Reject."""
 
     def new(self, job: Job) -> Answers:
         """An active job is shown: after `submit`, and again after a restart or when the plugin is loaded.
@@ -255,8 +329,16 @@ class Plugin:
         After a restart answers are ignored; the job's holds come through `resume`.
         """
 
-    def priority(self, job: Job) -> int | None:
-        """The job's priority, None to leave it to the next plugin (the default is the urgency)."""
+    def dependency(self, job: Job, dependency: dict[str, Any]) -> Answers:
+        """One entry of attributes.system.dependencies whose scheme is in `schemes`: DependencyHold (with a Finish
+        beside it when it is satisfied already), or Reject. `dependency_SCHEME` is the same for one scheme."""
+
+    def depend(self, job: Job) -> Answers:
+        """No dependency is open: the job leaves DEPEND, unless a DependencyHold is answered. Asked again when that closes."""
+
+    def priority(self, job: Job) -> int | _NotYet | None:
+        """The job's priority; NOT_YET to keep it in PRIORITY; None to leave it to the next plugin (the default is the
+        urgency). Not asked for urgency 0 (held) and 31 (expedited)."""
 
     def state_depend(self, job: Job) -> Answers:
         """The job entered DEPEND: a hold that is opened here keeps it there."""
@@ -279,8 +361,17 @@ class Plugin:
     def event(self, job: Job, event: Event) -> Answers:
         """Any event, after the state methods. Methods named event_NAME (dashes as underscores) get just theirs."""
 
+    def inactive_add(self, job: Job) -> Answers:
+        """The job joins the inactive ones, in the turn of its `clean`, after state_inactive. Not repeated after a restart."""
+
+    def inactive_remove(self, jobid: int) -> None:
+        """An inactive job was purged; that is on disk."""
+
+    def destroy(self, job: Job) -> None:
+        """The job leaves the daemon's memory: it is inactive and on disk, or a plugin refused it after `create`."""
+
     async def resume(self, job: Job, hold: Hold) -> int | None:
-        """Take up the work of an open hold of ours after a restart or reload; the hold closes when this returns.
+        """Take up the work of an open hold of ours after a restart, reload or late load; it closes when this returns.
 
         The default leaves the hold open until somebody finishes it.
         """

@@ -41,7 +41,7 @@ class PerilogPlugin(Plugin):
             return None
         timeout = self.timeouts_s["prolog"]
         # the helper ends the command at its timeout; the hold's deadline is for a helper that does not answer
-        deadline = timeout + self.kill_timeouts_s["prolog"] + 60 if timeout else None
+        deadline = timeout + self.kill_timeouts_s["prolog"] + 60 if timeout else math.inf
         return PrologHold(PROLOG, work=self._run(job, "prolog", self.prolog), deadline_s=deadline)
 
     def event_finish(self, job: Job, event: Event) -> Answers:
@@ -57,7 +57,7 @@ class PerilogPlugin(Plugin):
     def _epilog(self, job: Job) -> Answers:
         if not self.epilog.command:
             return None
-        return EpilogHold(EPILOG, work=self._epilog_work(job))
+        return EpilogHold(EPILOG, work=self._epilog_work(job), deadline_s=math.inf)
 
     async def _epilog_work(self, job: Job) -> int:
         await self.manager.closed(job.id, "prolog", PROLOG)

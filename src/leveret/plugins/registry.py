@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -11,9 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from leveret.config import Config
 from leveret.errors import ConflictError, InvalidError, NotFoundError
 from leveret.plugins.dependencies import Dependencies
-from leveret.plugins.hooks import Answer, Answers, Plugin
+from leveret.plugins.hooks import Answer, Answers, Plugin, Reject
 from leveret.plugins.perilog import PerilogPlugin
 from leveret.plugins.singleton import Singleton
 from leveret.plugins.staging import Staging
@@ -26,7 +28,7 @@ BUILTIN: dict[str, type[Plugin]] = {
     "staging": Staging,
 }
 #: methods that may refuse a submission, by Reject or by raising InvalidError
-REFUSING = frozenset({"validate", "dependency"})
+REFUSING = ("create", "validate", "dependency", "update_")
 ENTRY_POINTS = "leveret.plugins"
 _BASE = {name for name in vars(Plugin) if not name.startswith("_")}
 
@@ -74,7 +76,7 @@ class Registry:
         for entry in self.loaded.values():
             plugin = entry.plugin
             for name in dir(type(plugin)):
-                if name.startswith("event_") or (
+                if name.startswith(("event_", "update_")) or (
                     name in _BASE and getattr(type(plugin), name) is not getattr(Plugin, name)
                 ):
                     method = getattr(plugin, name)
@@ -83,6 +85,10 @@ class Registry:
 
     def has(self, hook: str) -> bool:
         return hook in self._hooks
+
+    def names(self, hook: str) -> list[str]:
+        """The plugins that have a hook."""
+        return [plugin.name for plugin, _ in self._hooks.get(hook, ())]
 
     def call(self, hook: str, label: str, *args: Any) -> Iterable[tuple[Plugin, Answer]]:
         """Every plugin's answers to one moment, in order. `label` names the job in error reports."""
@@ -94,6 +100,36 @@ class Registry:
             for answer in self._answers(plugin, method, label, *args):
                 answers.append((plugin, answer))
         return answers
+
+    def call_update(self, hook: str, label: str, *args: Any) -> list[Answer | None]:
+        """The answers of every plugin that has the hook, None for one that accepts as it is. Raises InvalidError
+        when a plugin fails: what it guards is not changed behind its back."""
+        answers: list[Answer | None] = []
+        for plugin, method in self._hooks.get(hook, ()):
+            try:
+                answer = method(*args)
+                found = [answer] if answer is None or isinstance(answer, Answer) else list(answer)
+                answers += found or [None]
+            except InvalidError:
+                raise
+            except Exception as error:
+                self._on_error(plugin.name, label, error)
+                raise InvalidError(f"plugin `{plugin.name}` failed", "see the daemon's log") from error
+        return answers
+
+    def ask_config(self, plugin: Plugin, config: Config) -> list[Reject]:
+        """The moment `config`: the refusals. Raises what the plugin raises."""
+        answer = plugin.config(config)
+        answers = [answer] if isinstance(answer, Answer) else list(answer or ())
+        return [one for one in answers if isinstance(one, Reject)]
+
+    def ask_query(self, plugin: Plugin) -> dict[str, Any]:
+        """What the plugin says of itself; nothing when it fails or says what is no JSON."""
+        try:
+            return dict(json.loads(json.dumps(plugin.query() or {})))
+        except Exception as error:
+            self._on_error(plugin.name, "", error)
+            return {}
 
     def call_one(self, plugin: Plugin, hook: str, label: str, *args: Any) -> list[Answer]:
         return self._answers(plugin, getattr(plugin, hook), label, *args)
@@ -109,7 +145,7 @@ class Registry:
                     raise TypeError(f"{method.__name__} answered {one!r}, which is not an Answer")
             return answers
         except Exception as error:
-            if isinstance(error, InvalidError) and method.__name__ in REFUSING:
+            if isinstance(error, InvalidError) and method.__name__.startswith(REFUSING):
                 raise
             self._on_error(plugin.name, label, error)
             return []
@@ -128,9 +164,19 @@ class Registry:
 
     def for_scheme(self, scheme: str) -> Plugin | None:
         for entry in self.loaded.values():
-            if scheme in entry.plugin.schemes:
+            if scheme in entry.plugin.schemes or hasattr(entry.plugin, _hook_name(scheme)):
                 return entry.plugin
         return None
+
+
+def _hook_name(scheme: str) -> str:
+    return "dependency_" + re.sub(r"\W", "_", scheme)
+
+
+def dependency_hook(plugin: Plugin, scheme: str) -> str:
+    """The method that answers for a scheme."""
+    name = _hook_name(scheme)
+    return name if hasattr(plugin, name) else "dependency"
 
 
 def load_class(source: str) -> tuple[str, str, type[Plugin]]:

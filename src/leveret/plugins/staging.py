@@ -35,7 +35,7 @@ class Staging(Plugin):
             timeout_s = duration.parse(config.staging.timeout)
         except FormatError as error:
             raise duration_error(config, "staging.timeout", error.message) from None
-        self.timeout_s = timeout_s if 0 < timeout_s < math.inf else None
+        self.timeout_s = timeout_s or math.inf
 
     def validate(self, job: Job, spec: dict[str, Any]) -> Answers:
         staging = spec["attributes"]["system"].get("staging")
