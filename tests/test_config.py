@@ -35,6 +35,22 @@ engine = "simulated"
 simulated-cores = 8
 cpu-affinity = "on"
 output-limit = 1000
+max-kill-time = "1h"
+node-lost-timeout = "2m"
+
+[resource]
+path = "/etc/leveret/R"
+exclude = "n1"
+reserve = "0@0"
+noverify = true
+norestrict = true
+
+[[resource.config]]
+hosts = "n[0-1]"
+cores = "0-3"
+gpus = "0"
+memory = "64G"
+properties = ["big"]
 
 [staging]
 copier = ["cp", "{src}", "{dst}"]
@@ -71,7 +87,10 @@ def test_every_key(tmp_path: Path) -> None:
             inactive_age_limit="30d",
             inactive_num_limit=1000,
         ),
-        exec=config.Exec("7s", "simulated", 8, "on", 1000),
+        exec=config.Exec("7s", "1h", "2m", "simulated", 8, "on", 1000),
+        resource=config.Resource(
+            "/etc/leveret/R", [config.ResourceEntry("n[0-1]", "0-3", "0", "64G", ["big"])], "n1", "0@0", True, True
+        ),
         staging=config.Staging(["cp", "{src}", "{dst}"], "2d"),
         source=str(path),
     )

@@ -51,6 +51,8 @@ class JobManager(Section):
 
 class Exec(Section):
     kill_timeout: str = "5s"  #: between SIGTERM (or SIGALRM) and SIGKILL
+    max_kill_time: str = "30m"  #: from a job's exception on; then its tasks are given up and their nodes drained
+    node_lost_timeout: str = "30s"  #: how long a node may be away before what ran there is taken to be over
     engine: Literal["local", "simulated"] = "local"  #: simulated: jobs only take time (exec/simulated.py)
     simulated_cores: int = 64  #: per node of the simulated engine
     cpu_affinity: Literal["on", "off"] = "off"  #: whether tasks are bound to their job's cores unless it says otherwise
@@ -66,10 +68,32 @@ class Staging(Section):
     timeout: str = "1d"
 
 
+class ResourceEntry(Section):
+    """[[resource.config]]: what the hosts have; an entry adds to what earlier ones say."""
+
+    hosts: str  #: RFC 29
+    cores: str | None = None  #: RFC 22
+    gpus: str | None = None
+    memory: str | None = None  #: of each host: "64G"
+    properties: list[str] = []
+
+
+class Resource(Section):
+    """[resource]: nodes that are described rather than discovered, and which of them get no work."""
+
+    path: str | None = None  #: an R document (RFC 20)
+    config: list[ResourceEntry] | None = None  #: instead of `path`
+    exclude: str | None = None  #: ranks or hosts that get no work
+    reserve: str | None = None  #: cores kept for the system: "0-1@0 0"
+    noverify: bool = False  #: do not drain nodes that have less than is described
+    norestrict: bool = False  #: all cores of the machine, also those that we may not use ourselves
+
+
 class Config(Section):
     job_manager: JobManager = msgspec.field(default_factory=JobManager)
     exec: Exec = msgspec.field(default_factory=Exec)
     staging: Staging = msgspec.field(default_factory=Staging)
+    resource: Resource = msgspec.field(default_factory=Resource)
     source: str = ""  #: the file it came from; not a key of the file
 
 
@@ -123,12 +147,17 @@ def load(path: Path | None) -> Config:
 
 def duration_error(config: Config, key: str, why: str) -> ConfigError:
     """The error for a duration that cannot be read: whoever uses a setting reads it (layers: this module cannot)."""
+    return at_key(config, key, f"{key}: {why}", "a duration is a number and ms, s, m, h or d")
+
+
+def at_key(config: Config, key: str, message: str, hint: str = "") -> ConfigError:
+    """An error about the setting `key` (dotted), with the file and line that set it."""
     where = config.source
     try:
         where += f":{_line(Path(config.source).read_text(), key.split('.'))}"
     except (OSError, UnicodeDecodeError):
         pass
-    return ConfigError(f"{where}: {key}: {why}", "a duration is a number and ms, s, m, h or d", path=config.source)
+    return ConfigError(f"{where}: {message}" if where else message, hint, path=config.source)
 
 
 def _line(text: str, keys: list[str]) -> int:

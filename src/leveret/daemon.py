@@ -34,6 +34,7 @@ from leveret import __version__, config, instance
 from leveret.api import app
 from leveret.api.identity import PeerProtocol
 from leveret.errors import LeveretError
+from leveret.exec import inventory as startup
 from leveret.exec.local import LocalEngine
 from leveret.exec.simulated import SimulatedEngine
 from leveret.manager.manager import Manager
@@ -79,6 +80,7 @@ class Listener:
         self.on_records = manager.units.on_records
         self.on_stdin_ack = manager.units.on_stdin_ack
         self.on_progress = manager.units.on_progress
+        self.on_gone = manager.lost.on_gone
         self.on_lost = manager.units.on_lost
         self._log = manager.log
 
@@ -172,10 +174,12 @@ class Daemon:
             epoch_ms, generator = int(self.started * 1000), secrets.randbelow(16)
             self.store.set_meta_now("epoch_ms", str(epoch_ms))
             self.store.set_meta_now("generator", str(generator))
+        inventory = startup.inventory(self.settings, self.size)
+        hosts = [(rank, node.host, list(node.cores)) for rank, node in inventory.rset.ranks.items()]
         if self.settings.exec.engine == "simulated":
-            self.engine = SimulatedEngine(self.size, self.settings.exec.simulated_cores)
+            self.engine = SimulatedEngine(hosts)
         else:
-            self.engine = LocalEngine(self.state_dir / "nodes", self.size, nofile=self.nofile)
+            self.engine = LocalEngine(self.state_dir / "nodes", hosts, nofile=self.nofile)
         # beside the socket, which is on a tmpfs where there is one: making and removing a directory per job
         # on the state's file system would slow its commits down
         tmp_dir = Path(self.socket_path).with_suffix(".jobs")
@@ -193,6 +197,7 @@ class Daemon:
             epoch_ms=epoch_ms,
             generator=generator,
             tmp_dir=str(tmp_dir),
+            inventory=inventory,
         )
         self.manager.recovery.recover()
         # what is there now stays; the many small objects of a turn are freed by their counts, not by the collector

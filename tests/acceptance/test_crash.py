@@ -244,7 +244,7 @@ def test_a_lost_helper_fails_the_job_and_never_starts_it_again(launch: Callable[
     os.kill(helper, 9)
     record = instance.wait(jobid)
     assert record["result"] == "FAILED"
-    assert record["cause"]["type"] == "exec" and "helper lost" in record["cause"]["note"]
+    assert record["cause"]["type"] == "node-failure" and "helper lost" in record["cause"]["note"]
     assert not alive(task_pid)  # ended by its mark before `finish` was posted
     assert ledger.phases(jobid).count("task") == 1
     assert ledger.phases(jobid).count("epilog") == 1

@@ -265,7 +265,15 @@ class Double:
         self.serial += 1
         self.helpers[node] = Helper(node, f"inc-{node}-{self.serial}")
         self.connected[node] = False
+        if self.manager is not None:
+            self.manager.lost.on_gone(node)
         return self.helpers[node].incarnation
+
+    def cut(self, node: int) -> None:
+        """The node is away; its helper and what it runs live on."""
+        self.connected[node] = False
+        assert self.manager is not None
+        self.manager.lost.on_gone(node)
 
     def introduce(self, node: int) -> None:
         """What LocalEngine does once it has a connection."""
@@ -277,7 +285,9 @@ class Double:
         for unit, n in manager.recovery.have(node, helper.incarnation).items():
             if unit in helper.units:
                 helper.units[unit].acked = max(helper.units[unit].acked, n)
-        manager.recovery.on_connected(node, helper.incarnation, {unit: {"stdin": 0} for unit in helper.units})
+        manager.recovery.on_connected(
+            node, helper.incarnation, {name: {"stdin": 0, "ended": unit.over} for name, unit in helper.units.items()}
+        )
 
 
 def spec(

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig import Rig, simulate
+from rig import Config, Rig, simulate
 
+from leveret.config import Exec
 from leveret.core.event import decode
 from leveret.core.resourcelog import replay
 from leveret.errors import ConflictError, InvalidError
@@ -127,6 +128,173 @@ def test_an_offline_node_gets_no_work_until_it_is_back(tmp_path: Path) -> None:
         assert names(rig)[2:] == ["online", "offline", "online"]
         rig.manager.resources.online([0])  # it is: nothing is said
         assert names(rig)[2:] == ["online", "offline", "online"]
+        rig.over()
+        rig.close()
+
+    simulate(body)
+
+
+def eofs(rig: Rig, jobid: int) -> list[tuple[str, str]]:
+    """(stream, rank) of the ends of streams in the stored output."""
+    found = []
+    for _n, _count, _extent, lines in rig.store.guest(jobid, "guest.output", 1, 1000):
+        for event in map(decode, lines.splitlines()):
+            if event.get("eof"):
+                found.append((event.get("stream"), event.get("rank")))
+    return found
+
+
+def test_r70_a_lost_node_closes_its_streams_and_the_job_ends(tmp_path: Path) -> None:
+    """One of three nodes is lost while it prints: the others are ended, each stream has one end, before `finish`."""
+
+    async def body() -> None:
+        rig = Rig(tmp_path, sizes=[1, 1, 1])
+        job = await rig.submit(3, 3)
+        for node in range(3):
+            rig.engine.take("start", f"job/{job}", node)
+            rig.say(job, "start", node)
+        await rig.quiet()
+        rig.say(job, "output", 1, stream="stdout", rank=1, data="half a li")
+        rig.say(job, "output", 1, stream="stderr", rank=1, eof=True)
+        await rig.quiet()
+        rig.engine.lose(1)
+        rig.engine.introduce(1)
+        await rig.quiet()
+        for node in (0, 2):
+            assert rig.engine.take("signal", f"job/{job}", node)[3] == 15
+            for stream in ("stdout", "stderr"):
+                rig.say(job, "output", node, stream=stream, rank=node, eof=True)
+            rig.say(job, "exit", node, status=143 << 8)
+        await rig.quiet()
+        assert rig.story(job)[5:] == ["start", "exception(node-failure)", "finish", "release", "free", "clean"]
+        assert sorted(eofs(rig, job)) == sorted((s, str(r)) for r in range(3) for s in ("stdout", "stderr"))
+        assert rig.verdict(job).result == "FAILED"
+        assert names(rig)[-2:] == ["offline", "online"]
+        rig.over()
+        rig.close()
+
+    simulate(body)
+
+
+def test_r26_a_node_that_stays_away_ends_its_job_and_what_it_still_runs_is_killed_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    async def body() -> None:
+        rig = Rig(tmp_path, sizes=[1, 1])
+        job = await rig.submit(2, 2)
+        for node in range(2):
+            rig.engine.take("start", f"job/{job}", node)
+            rig.say(job, "start", node)
+        await rig.quiet()
+        rig.engine.cut(1)
+        rig.clock.advance(29)
+        await rig.quiet()
+        assert rig.job(job).state.name == "RUN" and rig.manager.resources.state.online == {0}
+        rig.clock.advance(2)
+        await rig.quiet()
+        rig.engine.take("signal", f"job/{job}", 0)
+        rig.say(job, "exit", 0, status=143 << 8)
+        await rig.quiet()
+        assert rig.verdict(job).result == "FAILED"
+        assert (rig.job(job).fatal or pytest.fail("no cause")).type == "node-failure"
+        later = await rig.submit(2, 2)
+        assert rig.job(later).state.name == "SCHED"  # not on a node that is away
+        rig.engine.introduce(1)
+        assert rig.engine.take("signal", f"job/{job}", 1)[3] == 9
+        rig.say(job, "exit", 1, status=137 << 8)
+        await rig.quiet()
+        assert f"job/{job}" not in rig.engine.helpers[1].units  # acknowledged and forgotten
+        for node in range(2):
+            rig.engine.take("start", f"job/{later}", node)
+            rig.say(later, "exit", node, status=0)
+        await rig.quiet()
+        assert rig.story(job)[-1] == "clean" and rig.story(job).count("finish") == 1
+        rig.over()
+        rig.close()
+
+    simulate(body)
+
+
+def test_a_node_that_is_back_in_time_costs_nothing(tmp_path: Path) -> None:
+    async def body() -> None:
+        rig = Rig(tmp_path)
+        job = await rig.submit()
+        rig.engine.take("start", f"job/{job}", 0)
+        rig.say(job, "start")
+        await rig.quiet()
+        rig.engine.cut(0)
+        rig.clock.advance(20)
+        rig.engine.introduce(0)
+        rig.clock.advance(100)
+        rig.say(job, "exit", status=0)
+        await rig.quiet()
+        assert rig.verdict(job).result == "COMPLETED"
+        rig.engine.drained()
+        rig.over()
+        rig.close()
+
+    simulate(body)
+
+
+def test_r36_tasks_that_cannot_be_killed_are_given_up_and_their_node_is_drained(tmp_path: Path) -> None:
+    """One wall-clock limit from the exception on, over a restart of the daemon too."""
+
+    async def body() -> None:
+        rig = Rig(tmp_path, sizes=[1, 1], config=Config(exec=Exec(max_kill_time="6s")))
+        job = await rig.submit(2, 2)
+        for node in range(2):
+            rig.engine.take("start", f"job/{job}", node)
+            rig.say(job, "start", node)
+        await rig.quiet()
+        await rig.cancel(job)
+        rig.engine.take("signal", f"job/{job}", 0)
+        rig.engine.take("signal", f"job/{job}", 1)
+        rig.say(job, "exit", 0, status=143 << 8)
+        await rig.quiet()
+        rig.clock.advance(4)
+        await rig.restart()
+        rig.clock.advance(1.5)
+        await rig.quiet()
+        assert rig.job(job).status is None
+        rig.clock.advance(1)
+        await rig.quiet()
+        assert rig.verdict(job).result == "CANCELED"
+        assert rig.story(job)[5:9] == ["start", "exception(cancel)", "exception(unkillable)", "finish"]
+        assert set(rig.manager.resources.state.drains) == {1}
+        assert "unkillable processes for job" in rig.manager.resources.state.drains[1].reason
+        rig.engine.calls.clear()
+        rig.say(job, "exit", 1, status=137 << 8)  # it dies after all
+        await rig.quiet()
+        assert rig.story(job).count("finish") == 1 and f"job/{job}" not in rig.engine.helpers[1].units
+        following = await rig.submit()
+        await rig.run(following, node=0)
+        rig.over()
+        rig.close()
+
+    simulate(body)
+
+
+def test_jobs_on_nodes_that_the_instance_has_no_more_end_by_name(tmp_path: Path) -> None:
+    async def body() -> None:
+        rig = Rig(tmp_path, sizes=[1, 1])
+        kept, gone = await rig.submit(), await rig.submit()
+        for job, node in ((kept, 0), (gone, 1)):
+            rig.engine.take("start", f"job/{job}", node)
+            rig.say(job, "start", node)
+        rig.manager.resources.drain([1], "old")
+        await rig.quiet()
+        await rig.crash()
+        rig.engine.sizes = [1]
+        del rig.engine.helpers[1], rig.engine.connected[1]
+        rig.boot()
+        await rig.quiet()
+        assert rig.verdict(gone).result == "FAILED" and rig.job(kept).state.name == "RUN"
+        fatal = rig.job(gone).fatal
+        assert fatal is not None and fatal.type == "node-failure" and "node1" in fatal.note
+        said = [(event, details) for _level, event, details in rig.log.lines]
+        assert ("the inventory has changed", {"what": "gone: node1"}) in said
+        rig.say(kept, "exit", status=0)
+        await rig.quiet()
         rig.over()
         rig.close()
 

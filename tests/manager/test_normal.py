@@ -166,7 +166,7 @@ def test_a_helper_that_is_lost_ends_what_it_ran_and_nothing_is_started_again(tmp
         await rig.quiet()
         rig.engine.introduce(0)
         await rig.quiet()
-        assert rig.story(running)[5:] == ["start", "exception(exec)", "finish", *END]
+        assert rig.story(running)[5:] == ["start", "exception(node-failure)", "finish", *END]
         assert rig.verdict(running).result == FAILED
         assert "helper lost on node0" in (rig.job(running).fatal or pytest.fail("no cause")).note
         await rig.run(waiting)

@@ -49,6 +49,8 @@ class Listener(Protocol):
 
     def on_progress(self, unit: str, data: dict[str, Any]) -> None: ...
 
+    def on_gone(self, node: int) -> None: ...
+
     def on_lost(self, node: int, host: str, incarnation: str) -> None: ...
 
     def on_trouble(self, text: str) -> None: ...
@@ -126,13 +128,10 @@ class Node:
 
 
 class LocalEngine:
-    def __init__(self, base: Path, size: int, hosts: list[str] | None = None, nofile: int | None = None) -> None:
-        cores = sorted(os.sched_getaffinity(0))
-        # cores are numbered from 0 as the node's own; a smaller affinity mask means fewer of them
-        ids = list(range(len(cores)))
-        host = socket.gethostname()
-        names = hosts or ([host] if size == 1 else [f"node{rank}" for rank in range(size)])
-        self.nodes = {rank: Node(rank, names[rank], ids, base / f"node{rank}") for rank in range(size)}
+    def __init__(self, base: Path, hosts: list[tuple[int, str, list[int]]], nofile: int | None = None) -> None:
+        """`hosts`: (rank, host, cores) of each node; cores are numbered from 0 as the node's own."""
+        self.nodes = {rank: Node(rank, host, cores, base / f"node{rank}") for rank, host, cores in hosts}
+        self._base = base
         self._nofile = nofile  #: the soft limit of open files that helpers get, where ours was raised
         self._listener: Listener | None = None
         self._ending = False
@@ -196,7 +195,24 @@ class LocalEngine:
 
     async def connect(self) -> None:
         """Find or start every node's helper and say hello; nothing is asked of the listener yet."""
+        await self._end_others()
         await asyncio.gather(*(self._connect(node) for node in self.nodes.values()))
+
+    async def _end_others(self) -> None:
+        """Helpers of nodes that the instance had and has no more: they end, and with them what they run."""
+        if not self._base.is_dir():
+            return
+        for directory in self._base.iterdir():
+            number = directory.name.removeprefix("node")
+            if not number.isdigit() or int(number) in self.nodes:
+                continue
+            node = Node(int(number), directory.name, [], directory)
+            if self._held(node):
+                with contextlib.suppress(InternalError, OSError, TimeoutError):
+                    await self._connect(node)
+                    assert node.link is not None
+                    node.link.send({"t": "shutdown", "force": True})
+                    node.link.flush()
 
     async def serve(self, listener: Listener) -> None:
         """From now on records go to the listener. Call once the manager has recovered."""
@@ -329,6 +345,8 @@ class LocalEngine:
         if self._ending or node.link is not link:
             return
         node.link = None
+        if self._listener is not None:
+            self._listener.on_gone(node.rank)
         task = asyncio.get_running_loop().create_task(self._again(node))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

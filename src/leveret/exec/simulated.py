@@ -2,7 +2,8 @@
 
 A job runs for `attributes.system.exec.test.run_duration` (FSD; absent: no time at all) and ends with
 `attributes.system.exec.test.status` (wait status, default 0). No process is started; signals and time limits end it
-as they would end a real one. Prologs, epilogs and copiers succeed at once. Nodes are as many as asked for, with as many cores.
+as they would end a real one. Prologs, epilogs and copiers succeed at once. Nodes are as many as asked for, with as many cores,
+or as `[resource]` describes them.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class _Unit:
 class SimulatedEngine:
     """Fits manager/ports.Engine by shape. Records that arise in one loop pass are handed over together."""
 
-    def __init__(self, nodes: int, cores: int) -> None:
-        self._hosts = [(rank, f"node{rank}", list(range(cores))) for rank in range(nodes)]
+    def __init__(self, hosts: list[tuple[int, str, list[int]]]) -> None:
+        self._hosts = hosts
         self._units: dict[tuple[int, str], _Unit] = {}
         self._out: dict[tuple[int, str], list[dict[str, Any]]] = {}
         self._listener: Listener | None = None

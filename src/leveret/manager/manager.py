@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 
 from leveret.config import Config
+from leveret.core import inventory as inventories
 from leveret.core import jobid as jobids
 from leveret.core import jobspec as jobspecs
 from leveret.core.event import decode
+from leveret.core.inventory import Inventory
 from leveret.core.job import FLAG_WAITABLE, FLAGS, Job, replay
 from leveret.core.transitions import CLEANUP, INACTIVE, PRIORITY, RUN
 from leveret.core.verdict import record
@@ -24,6 +26,7 @@ from leveret.manager import plugindata
 from leveret.manager.entry import Entry
 from leveret.manager.feed import Feed
 from leveret.manager.holds import Holds
+from leveret.manager.lost import Lost
 from leveret.manager.perform import Perform
 from leveret.manager.ports import Clock, Engine, Log, Store
 from leveret.manager.purge import Purge
@@ -92,6 +95,7 @@ class Manager:
         epoch_ms: int,
         generator: int,
         tmp_dir: str,
+        inventory: Inventory | None = None,
     ) -> None:
         self.store = store
         self.engine = engine
@@ -102,7 +106,10 @@ class Manager:
         self.owner_uid = owner_uid
         self.tmp_dir = tmp_dir
         self.entries: dict[int, Entry] = {}  #: active jobs
-        self.pool = Pool(PoolNode(rank, host, cores) for rank, host, cores in engine.hosts())
+        self.inventory = inventory or inventories.alike(engine.hosts())
+        self.pool = Pool(
+            PoolNode(rank, node.host, node.cores, node.gpus) for rank, node in self.inventory.rset.ranks.items()
+        )
         self.queue = Fifo(self.pool)
         self.turn: Turn | None = None  #: the one under way
         self.feed = Feed()
@@ -113,6 +120,7 @@ class Manager:
         self.tap = Tap(self)
         self.recovery = Recovery(self)
         self.resources = Resources(self)
+        self.lost = Lost(self)
         self.purges = Purge(self)
         self.registry = registries.Registry(self._plugin_error)
         self.stopping = ""  #: why no new work is taken

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from leveret.core import hostlist, resources
 from leveret.core import jobid as jobids
 from leveret.core import jobspec as jobspecs
-from leveret.core import resources
 from leveret.core.event import decode
 from leveret.core.job import replay
 from leveret.core.transitions import SCHED
@@ -113,6 +113,7 @@ class Recovery:
                 self.manager.units.watch_exit_again(entry)
             except Exception:
                 self.manager.log.exception("job cannot go on", job=jobids.encode(entry.job.id))
+        self._end_on_gone_nodes()
         # those that were on disk; what the turns above have opened begins by itself
         for jobid, key in self._held:
             held = self.manager.entries.get(jobid)
@@ -138,9 +139,29 @@ class Recovery:
                     turn.answer(any_entry, dependencies, answer)
                 turn._drain()
 
+    def _end_on_gone_nodes(self) -> None:
+        """Jobs on nodes that the instance no longer has: nobody will ever hear of their tasks again."""
+        nodes = self.manager.inventory.rset.ranks
+        for entry in list(self.manager.entries.values()):
+            job, rset = entry.job, entry.rset
+            if rset is None or job.freed or job.status is not None:
+                continue
+            gone = {rank: node.host for rank, node in rset.ranks.items() if rank not in nodes}
+            if not gone:
+                continue
+            hosts = hostlist.encode(host or f"rank{rank}" for rank, host in gone.items())
+            self.manager.log.warning("a job's nodes are gone", job=jobids.encode(job.id), hosts=hosts)
+            if job.fatal is None:
+                with Turn(self.manager, "gone") as turn:
+                    note = f"{hosts}: not a node of this instance any more"
+                    turn.post(entry, "exception", self.manager.exception("node-failure", 0, note))
+            for ask in list(entry.asks.values()):
+                if ask.node in gone and ask.status is None:
+                    self.manager.units.lost(entry, ask, gone[ask.node])
+
     def on_connected(self, node: int, incarnation: str, units: dict[str, dict[str, Any]]) -> None:
         """A helper is there: send again, to the same incarnation only, what it has not got."""
-        self.manager.resources.come(node)
+        self.manager.lost.on_back(node, incarnation, units)
         batch = Batch()  # it writes nothing: what is sent here is on disk by then, as everything that is ever sent
         for entry in self.manager.entries.values():
             for ask in entry.asks.values():

@@ -9,15 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from leveret.core import hostlist, idset
+import msgspec
+
+from leveret.core import hostlist, idset, resourcelog, resources
+from leveret.core import inventory as inventories
 from leveret.core.event import Event, decode, encode
 from leveret.core.resourcelog import KEEP, ResourceState, apply_event
+from leveret.core.resources import Rset
 from leveret.errors import ConflictError, FormatError, InvalidError
 from leveret.manager.turn import Turn
 
 if TYPE_CHECKING:
     from leveret.manager.manager import Manager
 
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+#: where the store keeps the instance's R
+R_KEY = "resource.R"
+#: events of the log beyond which a restart begins it anew
+EVENTS_MAX = 20_000
 #: watchers of the resource eventlog wait for news of this "job"
 FEED_KEY = -1
 
@@ -26,7 +36,7 @@ class Resources:
     def __init__(self, manager: Manager) -> None:
         self.manager = manager
         self.state = ResourceState()
-        self.excluded: frozenset[int] = frozenset()  #: by configuration
+        self.excluded: frozenset[int] = manager.inventory.excluded  #: by configuration
         self._row = 0  #: of the last event
         self._coming: set[int] = set()  #: ranks that come online with the next event
 
@@ -63,7 +73,7 @@ class Resources:
         old, self.state = self.state, new
         changed = (old.online ^ new.online) | (old.torpid ^ new.torpid) | (old.drains.keys() ^ new.drains.keys())
         if changed:
-            self._show(changed)
+            self._show(changed & self.manager.inventory.rset.ranks.keys())
 
     def _show(self, ranks: Iterable[int]) -> None:
         state = self.state
@@ -84,24 +94,48 @@ class Resources:
 
     def recover(self) -> None:
         """Replay the log; then say what there is now. Every node is offline until its helper is there."""
-        manager = self.manager
+        manager, inventory = self.manager, self.manager.inventory
         for row, text in manager.store.resource_events():
             self._row = row
             self.state = apply_event(self.state, decode(text), strict=False)
-        hosts = {rank: host for rank, host, _cores in manager.engine.hosts()}
-        with Turn(manager, "resource"):
+        nodes = inventory.rset.ranks
+        self.excluded = inventory.excluded
+        with Turn(manager, "resource") as turn:
+            if self.state.n > EVENTS_MAX:
+                self._truncate(turn)
             self.post(
                 "restart",
                 {
-                    "ranks": idset.encode(hosts),
+                    "ranks": idset.encode(nodes),
                     "online": "",
-                    "nodelist": hostlist.encode(hosts.values()),
+                    "nodelist": hostlist.encode(node.host for node in nodes.values()),
                 },
             )
-            self.post("resource-define", {"method": "dynamic-discovery"})
-        self._show(hosts)
+            self._define(turn, inventory.rset, inventory.method)
+            if both := self.excluded & self.state.drains.keys():
+                self.undrain(both)  # a node is not both
+            for rank, why in inventory.missing.items():
+                if rank not in self.excluded:
+                    self.drain([rank], why, update=True)
+        self._show(nodes)
         if self.state.drains:
             manager.log.info("drained nodes", ranks=idset.encode(self.state.drains))
+
+    def _define(self, turn: Turn, rset: Rset, method: str) -> None:
+        """The instance has these nodes: the set and the event are one transaction."""
+        manager = self.manager
+        before = manager.store.meta(R_KEY)
+        if before is not None:
+            for change in inventories.difference(resources.from_dict(_decode(before)), rset):
+                manager.log.warning("the inventory has changed", what=change)
+        turn.op("INSERT OR REPLACE INTO meta VALUES(?,?)", R_KEY, _encode(rset.to_dict()).decode())
+        self.post("resource-define", {"method": method})
+
+    def _truncate(self, turn: Turn) -> None:
+        """One event in place of all before it: a node that comes and goes for years must not fill the disk."""
+        context = resourcelog.truncated(self.state)
+        turn.op("DELETE FROM resource_event")
+        self._post(turn, "truncate", context)
 
     # ---- nodes come and go ---------------------------------------------------------------------------
 

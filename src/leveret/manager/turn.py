@@ -185,6 +185,7 @@ class Turn:
         elif name == "finish":
             entry.in_flight.discard("start")
             entry.in_flight.discard("kill")
+            self.after.append(lambda: self.manager.lost.finished(entry.job))
         elif name == "free":
             rset = entry.rset
             if rset is not None:
@@ -379,6 +380,7 @@ class Turn:
             manager.perform.start(self, entry)
         elif what == "kill":
             entry.in_flight.add("kill")
+            self.after.append(lambda: manager.lost.watch_kill(entry))
             if job.fatal is None or job.fatal.type != "timeout":  # the helper ends what overran its limit
                 self.after.append(lambda: manager.perform.kill(entry))
         elif what == "stop":

@@ -83,7 +83,8 @@ class Units:
         entry = manager.entry_of_unit(unit)
         ask = entry.asks.get((unit, node)) if entry is not None else None
         last = int(records[-1]["n"])
-        if entry is None or ask is None or entry.job.state is INACTIVE:
+        given_up = ask is not None and ask.status is not None and ask.stored == ask.applied
+        if entry is None or ask is None or given_up or entry.job.state is INACTIVE:
             self.tell(node, unit, last, any(r["k"] == "exit" for r in records))
             return
         records = [r for r in records if r["n"] > ask.applied]
@@ -361,26 +362,69 @@ class Units:
         for entry in list(self.manager.entries.values()):
             for ask in list(entry.asks.values()):
                 if ask.node == node and ask.incarnation == incarnation and ask.status is None:
-                    self._lost(entry, ask, host)
+                    self.lost(entry, ask, host)
 
-    def _lost(self, entry: Entry, ask: NodeAsk, host: str) -> None:
+    def lost(self, entry: Entry, ask: NodeAsk, host: str) -> None:
+        """What was asked of this node has ended with it. Its streams are closed: nothing more comes of them."""
         with Turn(self.manager, ask.unit) as turn:
             turn.touched.setdefault(entry.job.id, entry)
             if ask.unit != entry.unit:
                 self._work_ended(turn, ask, LOST_STATUS, f"helper lost on {host}")
                 entry.dirty.add((ask.unit, ask.node))
                 return
-            exec_lines: list[bytes] = []
-            out: list[bytes] = []
-            turn.after.append(lambda: self.manager.perform.send_rest(entry))
             note = f"helper lost on {host} (rank {ask.node})"
-            self._node_ended(turn, entry, ask, turn.now, LOST_STATUS, exec_lines, out)
-            out.append(line(turn.now, "log", {"rank": ask.node, "level": LOG_CRIT, "message": note}))
-            if entry.job.fatal is None:
-                turn.post(entry, "exception", self.manager.exception("exec", 0, note))
-            self.append(turn, entry, OUTPUT, out)
-            self.append(turn, entry, EXEC, exec_lines)
-            self._finish(turn, entry)
+            self._gone(turn, entry, ask, note, "node-failure")
+
+    def unkillable(self, entry: Entry, ask: NodeAsk) -> None:
+        """The tasks on this node live on whatever they are sent: the job ends without them."""
+        if ask.status is not None or entry.job.status is not None:
+            return
+        host = self.manager.inventory.rset.ranks[ask.node].host
+        with Turn(self.manager, ask.unit) as turn:
+            turn.touched.setdefault(entry.job.id, entry)
+            note = f"processes on {host} (rank {ask.node}) cannot be killed; given up"
+            turn.post(entry, "exception", self.manager.exception("unkillable", 1, note))
+            self._gone(turn, entry, ask, note, "unkillable")
+            entry.dirty.add((ask.unit, ask.node))
+
+    def _gone(self, turn: Turn, entry: Entry, ask: NodeAsk, note: str, cause: str) -> None:
+        """Nothing more is heard of the tasks of a node: their streams are closed, and they count as killed."""
+        exec_lines: list[bytes] = []
+        out: list[bytes] = []
+        turn.after.append(lambda: self.manager.perform.send_rest(entry))
+        open_streams = self._open_streams(entry, ask)
+        self._node_ended(turn, entry, ask, turn.now, LOST_STATUS, exec_lines, out)
+        out.append(line(turn.now, "log", {"rank": ask.node, "level": LOG_CRIT, "message": note}))
+        out += [line(turn.now, "data", {"stream": name, "rank": rank, "eof": True}) for name, rank in open_streams]
+        if entry.job.fatal is None:
+            turn.post(entry, "exception", self.manager.exception(cause, 0, note))
+        self.append(turn, entry, OUTPUT, out)
+        self.append(turn, entry, EXEC, exec_lines)
+        self._finish(turn, entry)
+
+    def _open_streams(self, entry: Entry, ask: NodeAsk) -> list[tuple[str, str]]:
+        """(stream, rank) of the node's tasks that have not ended in the stored output (RFC 24: one end each)."""
+        if not entry.job.started or entry.rset is None or ask.node not in entry.rset.ranks:
+            return []
+        ranks = self.manager.perform.layout(entry)[list(entry.rset.ranks).index(ask.node)]
+        left = {(name, str(rank)): None for rank in ranks for name in ("stdout", "stderr")}
+        at = 1
+        while rows := self.manager.store.guest(entry.job.id, OUTPUT, at):
+            for n, count, extent, lines in rows:
+                at = n + count
+                if extent:
+                    where = msgspec.json.decode(lines)
+                    if where["node"] == ask.node:
+                        frames = self.manager.engine.read_output(ask.node, where["file"], where["start"], where["end"])
+                        for frame in frames:
+                            if frame.eof:
+                                left.pop((frame.stream, str(frame.rank)), None)
+                    continue
+                for text in lines.splitlines():
+                    context = msgspec.json.decode(text).get("context") or {}
+                    if context.get("eof"):
+                        left.pop((str(context.get("stream")), str(context.get("rank"))), None)
+        return list(left)
 
     def on_progress(self, unit: str, data: dict[str, Any]) -> None:
         self.manager.perform.progressed(unit, data)
