@@ -342,6 +342,8 @@ def test_digest_of_everything() -> None:
         "cwd": "/tmp",
         "dependencies": FULL["attributes"]["system"]["dependencies"],
         "constraints": FULL["attributes"]["system"]["constraints"],
+        "memory_per_slot_mb": 0,
+        "shape": (4, 2, 8, 3, 1, 0, True, json.dumps(FULL["attributes"]["system"]["constraints"], sort_keys=True)),
     }
 
 
@@ -364,6 +366,8 @@ def test_digest_of_the_least() -> None:
         "cwd": "",
         "dependencies": [],
         "constraints": None,
+        "memory_per_slot_mb": 0,
+        "shape": (0, 0, 1, 1, 0, 0, False, ""),
     }
 
 

@@ -315,7 +315,7 @@ def test_cancel_at_any_moment_around_the_prolog(tmp_path: Path, passes: int) -> 
         jobid, _ = rig.manager.submit(spec(), 16, [], UID)
         seen = 0
         if passes == 0:
-            rig.manager._schedule()  # submit, alloc and cancel in one commit
+            rig.manager.scheduling._slice()  # submit, alloc and cancel in one commit
         for _ in range(400 if passes else 0):
             await rig.passes(1)
             if rig.manager.entries[jobid].job.allocated:
@@ -491,7 +491,7 @@ def test_an_illegal_event_undoes_the_whole_turn(tmp_path: Path) -> None:
         def picture() -> Any:
             return (
                 [(e.job, set(e.in_flight), dict(e.owners), dict(e.lines), set(e.dirty)) for e in entries],
-                list(manager.queue._order),
+                manager.queue.order(),
                 manager.pool.free_cores(),
                 [rig.story(e.job.id) for e in entries],
             )

@@ -225,7 +225,7 @@ def test_work_that_is_stopped_before_it_has_begun_closes_its_hold(tmp_path: Path
         gates: dict[str, list[Any]] = {}
         rig = Rig(tmp_path, [Gate], context=gates)
         jobid, _ = rig.manager.submit(spec(), 16, [], UID)
-        rig.manager._schedule()
+        rig.manager.scheduling._slice()
         rig.manager.cancel(jobid, "", UID)  # all in one commit
         await rig.quiet()
         assert "pro" not in gates

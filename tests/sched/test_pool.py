@@ -107,7 +107,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def node_goes_or_comes(self, data: st.DataObject) -> None:
         node = data.draw(st.sampled_from(list(self.pool.nodes.values())))
-        node.up = not node.up
+        self.pool.set_state([node.rank], up=not node.up)
 
     @invariant()
     def whole(self) -> None:
@@ -160,7 +160,7 @@ def test_what_this_instance_has_no_more_is_passed_over() -> None:
 
 def test_a_node_that_is_down_gives_nothing_but_may_be_waited_for() -> None:
     two = pool((2, 0), (2, 0))
-    two.nodes[0].up = False
+    two.set_state([0], up=False)
     assert two.shortage(want(nnodes=2)) == ""
     assert two.allocate(want(nnodes=2)) is None
     rset = two.allocate(want(1))
@@ -196,3 +196,61 @@ def test_shortages_read_as_in_the_goldens(request_: Digest, text: str) -> None:
 def test_a_shortage_is_exactly_what_an_empty_pool_cannot_give(shape: list[tuple[int, int]], request: Digest) -> None:
     fresh = pool(*shape)
     assert bool(fresh.shortage(request)) == (fresh.allocate(request) is None)
+
+
+def test_states_and_amounts() -> None:
+    p = pool((4, 0), (4, 0), (4, 0), (4, 0))
+    held = p.allocate(want(ntasks=6))
+    assert held is not None
+    p.set_state([1], drained=True)
+    p.set_state([2], up=False)
+    p.set_state([3, 77], excluded=True)
+    assert p.amounts() == (16, 0, 6, 2, 4, 4)
+    assert p.allocate(want(ntasks=1)) is None, "nothing is given on nodes that are drained, lost or excluded"
+    assert "only 3 eligible" in p.shortage(want(nnodes=4, ntasks=4)), (
+        "drained and lost nodes come back, excluded ones do not"
+    )
+    assert p.check([held]) == []
+    p.release(held.subset([1]))
+    assert p.check([held.subset([0])]) == []
+    assert p.amounts() == (16, 0, 4, 4, 4, 4), "what is released on a drained node is not free"
+    p.set_state([1], drained=False)
+    assert p.amounts().free == 4
+    with pytest.raises(ConflictError):
+        p.release(held)
+    p.release(held.subset([0]))
+    p.set_state([2], up=True)
+    p.set_state([3], excluded=False)
+    assert p.amounts() == (16, 16, 0, 0, 0, 0)
+    assert p.check([]) == []
+    assert p.check([held]) != []
+
+
+def test_memory_is_scheduled_and_kept_in_r() -> None:
+    p = Pool([PoolNode(rank, f"n{rank}", range(4), (), 1000) for rank in range(2)])
+    request = want(ntasks=3)
+    request.memory_per_slot_mb = 600
+    request.constrain(None)
+    assert "need 3 slot(s) of 1 core(s) and 600 MB of memory, only 2" in p.shortage(request)
+    request = want(ntasks=2)
+    request.memory_per_slot_mb = 600
+    request.constrain(None)
+    held = p.allocate(request)
+    assert held is not None and held.nnodes() == 2, "one core each, since the memory is for one slot only"
+    again = from_dict(held.to_dict())
+    assert again == held and p.check([again]) == []
+    assert p.allocate(request) is None
+    assert p.allocate(want(ntasks=6)) is not None, "who asks for no memory takes none"
+    p.release(again)
+
+
+def test_constraints_choose_nodes() -> None:
+    p = Pool([PoolNode(rank, f"n{rank}", range(2), (), 0, {"ssd"} if rank % 2 else set()) for rank in range(4)])
+    request = want(ntasks=3)
+    request.constrain({"properties": ["ssd"]})
+    rset = p.allocate(request)
+    assert rset is not None and list(rset.ranks) == [1, 3]
+    request.constrain({"properties": ["nosuch"]})
+    assert p.shortage(request) == (
+        "unsatisfiable request: need 3 slot(s) of 1 core(s), only 0 such slot(s) available (total cores: 0)"
+    )

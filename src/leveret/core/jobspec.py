@@ -7,6 +7,7 @@ and a negative duration are refused. So is a command that is one string: RFC 25 
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from leveret.core import perresource
@@ -34,12 +35,14 @@ class Digest:
         "duration_s",
         "exclusive",
         "gpus_per_slot",
+        "memory_per_slot_mb",
         "name",
         "nnodes",
         "nslots",
         "ntasks",
         "project",
         "queue",
+        "shape",
         "slots_per_node",
         "tasks_total",
     )
@@ -50,6 +53,8 @@ class Digest:
     """0 when no nodes are asked for."""
     cores_per_slot: int
     gpus_per_slot: int
+    memory_per_slot_mb: int
+    """0 when none is asked for."""
     nnodes: int
     """0 when no nodes are asked for; the scheduler then takes slots where it finds them."""
     exclusive: bool
@@ -67,8 +72,24 @@ class Digest:
     cwd: str
     dependencies: list[dict[str, Any]]
     """RFC 26 objects, in the order of the jobspec."""
-    constraints: object | None
-    """An RFC 31 object, or None."""
+    constraints: dict[str, Any] | None
+    """An RFC 31 object, or None. Set it with `constrain`."""
+    shape: tuple[Any, ...]
+    """Equal for requests that need the same resources, whatever their duration; the last part is the constraint."""
+
+    def constrain(self, constraint: dict[str, Any] | None) -> None:
+        """Another constraint: the job's own, and its queue's (RFC 33)."""
+        self.constraints = constraint or None
+        self.shape = (
+            self.nnodes,
+            self.slots_per_node,
+            self.nslots,
+            self.cores_per_slot,
+            self.gpus_per_slot,
+            self.memory_per_slot_mb,
+            self.exclusive,
+            json.dumps(constraint, sort_keys=True) if constraint else "",
+        )
 
 
 def validate(spec: object) -> None:
@@ -121,7 +142,7 @@ def digest(spec: dict[str, Any]) -> Digest:
         result.slots_per_node = slot["count"]
         result.exclusive = vertex.get("exclusive", False)
     result.nslots = slot["count"] * (result.nnodes or 1)
-    result.cores_per_slot = result.gpus_per_slot = 0
+    result.cores_per_slot = result.gpus_per_slot = result.memory_per_slot_mb = 0
     for child in slot["with"]:
         if child["type"] == "core":
             result.cores_per_slot = child["count"]
@@ -142,7 +163,7 @@ def digest(spec: dict[str, Any]) -> Digest:
     result.project = system.get("project", "")
     result.cwd = system.get("cwd", "")
     result.dependencies = system.get("dependencies", [])
-    result.constraints = system.get("constraints")
+    result.constrain(system.get("constraints"))
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from leveret.core import hostlist, idset
@@ -9,14 +10,15 @@ from leveret.errors import FormatError
 
 
 class Node:
-    """The part of a set on one execution target: its host and the logical ids of its cores and gpus, ascending."""
+    """The part of a set on one execution target: its host, the logical ids of its cores and gpus, ascending, and MB of memory."""
 
-    __slots__ = ("cores", "gpus", "host")
+    __slots__ = ("cores", "gpus", "host", "memory_mb")
 
-    def __init__(self, host: str, cores: tuple[int, ...], gpus: tuple[int, ...] = ()) -> None:
+    def __init__(self, host: str, cores: tuple[int, ...], gpus: tuple[int, ...] = (), memory_mb: int = 0) -> None:
         self.host = host
         self.cores = cores
         self.gpus = gpus
+        self.memory_mb = memory_mb
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -24,6 +26,7 @@ class Node:
             and self.host == other.host
             and self.cores == other.cores
             and self.gpus == other.gpus
+            and self.memory_mb == other.memory_mb
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -72,6 +75,11 @@ class Rset:
     def from_dict(cls, obj: object) -> Rset:
         """The same as the function `from_dict` of this module."""
         return from_dict(obj)
+
+    def subset(self, ranks: Iterable[int]) -> Rset:
+        """The part of the set on these ranks."""
+        kept = {rank: self.ranks[rank] for rank in ranks if rank in self.ranks}
+        return Rset(kept, self.starttime, self.expiration, self.nslots, self.properties)
 
     def ncores(self) -> int:
         """All cores of the set."""
@@ -122,7 +130,14 @@ class Rset:
             execution["nodelist"] = [nodelist]
         if self.properties:
             execution["properties"] = {name: idset.encode(ranks) for name, ranks in self.properties.items()}
-        return {"version": 1, "execution": execution}
+        document: dict[str, Any] = {"version": 1, "execution": execution}
+        memory: dict[int, list[int]] = {}
+        for rank, node in self.ranks.items():
+            if node.memory_mb:
+                memory.setdefault(node.memory_mb, []).append(rank)
+        if memory:  # RFC 20 leaves `scheduling` to the scheduler
+            document["scheduling"] = {"memory_mb": {idset.encode(ranks): mb for mb, ranks in memory.items()}}
+        return document
 
     def _groups(self) -> list[tuple[tuple[tuple[int, ...], tuple[int, ...]], list[int]]]:
         """((cores, gpus), ranks) of the ranks with the same children, by first rank."""
@@ -133,7 +148,7 @@ class Rset:
 
 
 def from_dict(obj: object) -> Rset:
-    """The set that an R document describes (RFC 20). The key `scheduling` and unknown keys are not kept.
+    """The set that an R document describes (RFC 20). Of the key `scheduling` only `memory_mb` is kept; unknown keys are not.
 
     Without `nodelist`, hosts are those of `node` in R_lite, else "". Raises FormatError whose `path` names the bad key.
     """
@@ -174,7 +189,17 @@ def from_dict(obj: object) -> Rset:
             raise _bad("execution.nodelist", f"has {len(hosts)} hosts for {len(ranks)} ranks")
         for node, host in zip(result.ranks.values(), hosts, strict=True):
             node.host = host
+    _read_memory(document.get("scheduling"), ranks)
     return result
+
+
+def _read_memory(scheduling: object, ranks: dict[int, Node]) -> None:
+    """Ours: `scheduling.memory_mb` is {idset of ranks: MB}. What other schedulers keep there is not looked at."""
+    memory = scheduling.get("memory_mb") if isinstance(scheduling, dict) else None
+    for text, mb in memory.items() if isinstance(memory, dict) else ():
+        for rank in _ids(text, "scheduling.memory_mb"):
+            if rank in ranks and isinstance(mb, int) and not isinstance(mb, bool) and mb >= 0:
+                ranks[rank].memory_mb = mb
 
 
 def _bad(path: str, why: str) -> FormatError:

@@ -32,14 +32,13 @@ from leveret.manager.ports import Clock, Engine, Log, Store
 from leveret.manager.purge import Purge
 from leveret.manager.recovery import Recovery
 from leveret.manager.resources import Resources
+from leveret.manager.scheduling import Scheduling
 from leveret.manager.tap import Tap
 from leveret.manager.turn import Turn
 from leveret.manager.units import INPUT_WINDOW, Units
 from leveret.manager.works import Works
 from leveret.plugins import registry as registries
 from leveret.plugins.hooks import Reject, WorkResult
-from leveret.sched.fifo import Fifo
-from leveret.sched.pool import Pool, PoolNode
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -107,10 +106,9 @@ class Manager:
         self.tmp_dir = tmp_dir
         self.entries: dict[int, Entry] = {}  #: active jobs
         self.inventory = inventory or inventories.alike(engine.hosts())
-        self.pool = Pool(
-            PoolNode(rank, node.host, node.cores, node.gpus) for rank, node in self.inventory.rset.ranks.items()
-        )
-        self.queue = Fifo(self.pool)
+        self.scheduling = Scheduling(self)
+        self.pool = self.scheduling.pool
+        self.queue = self.scheduling.queue
         self.turn: Turn | None = None  #: the one under way
         self.feed = Feed()
         self.works = Works(self)
@@ -127,7 +125,6 @@ class Manager:
         self._epoch_ms = epoch_ms
         self._generator = generator
         self._last_id = store.last_id()
-        self._scheduled = False
         self._envs: OrderedDict[str, None] = OrderedDict()  #: hashes that are stored
         self._fresh: dict[int, dict[str, Any]] = {}  #: jobspecs that are not on disk yet
         self._specs: OrderedDict[int, dict[str, Any]] = OrderedDict()
@@ -312,34 +309,9 @@ class Manager:
                 turn.answer(entry, plugin, answer)
         turn._drain()
 
-    # ---- scheduling --------------------------------------------------------------------------------
-
-    def request(self, entry: Entry) -> None:
-        """Queue (again) a job's request for resources."""
-        self.queue.add(entry.job.id, entry.job.priority or 0, entry.digest)
-        self.want_schedule()
-
     def want_schedule(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            self.clock.call_soon(self._schedule)
-
-    def _schedule(self) -> None:
-        self._scheduled = False
-        for jobid, rset in list(self.queue.schedule()):
-            entry = self.entries[jobid]
-            now = self.clock.time()
-            rset.starttime = now
-            rset.expiration = now + entry.digest.duration_s if entry.digest.duration_s else 0.0
-            entry.rset = rset
-            try:
-                with Turn(self, "alloc") as turn:
-                    turn.batch.put(jobid, "R", _encode(rset.to_dict()))
-                    turn.post(entry, "alloc", {"annotations": {"sched": {"resource_summary": rset.summary()}}})
-            except Exception:
-                self.log.exception("alloc failed", job=jobid)
-                self.pool.release(rset)
-                entry.rset = None
+        """Something has changed that may let a job start."""
+        self.scheduling.want_schedule()
 
     # ---- what users ask for ------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ class Turn:
             entry.job, entry.in_flight, entry.owners, entry.digest = job, in_flight, owners, digest
             entry.data, entry.annotations, entry.leases = data, shown, leases
             if "alloc" in in_flight:
-                self.manager.queue.add(jobid, job.priority or 0, entry.digest)
+                self.manager.scheduling.request(entry)
             else:
                 self.manager.queue.withdraw(jobid)
         for work in self._works:
@@ -181,7 +181,7 @@ class Turn:
         elif name == "priority":
             entry.in_flight.discard("priority")
             if "alloc" in entry.in_flight and entry.job.priority:
-                self.manager.request(entry)
+                self.manager.scheduling.request(entry)
         elif name == "finish":
             entry.in_flight.discard("start")
             entry.in_flight.discard("kill")
@@ -189,9 +189,8 @@ class Turn:
         elif name == "free":
             rset = entry.rset
             if rset is not None:
-                self.manager.pool.release(rset)
+                self.manager.scheduling.release(rset)
                 self._freed.append(rset)
-                self.manager.want_schedule()
         elif name in CLOSERS:
             key = f"{CLOSERS[name]}/{event.get('description')}"
             if key in entry.owners:
@@ -369,7 +368,7 @@ class Turn:
             entry.in_flight.add("alloc")
             if job.flags & FLAG_DEBUG:
                 self.post(entry, "debug.alloc-request")
-            manager.request(entry)
+            manager.scheduling.request(entry)
         elif what == "withdraw":
             entry.in_flight.discard("alloc")
             manager.queue.withdraw(job.id)

@@ -1,35 +1,95 @@
-"""The pool: which cores and GPUs are free. Pure; ids and hosts come from the caller.
+"""The pool: which cores, GPUs and how much memory are free, and on which nodes. Pure; ids and hosts come from the caller.
 
 Invariant: for every node `free ⊆ all`, and a resource is free exactly when no allocation holds it.
-Only `release` frees anything: no clock ever does.
+Only `release` frees anything: no clock ever does. Sets of nodes are Python integers with bit r for rank r, and nodes
+are kept sorted by what they have free, so that no request has to look at every node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
+from leveret.core import constraint as constraints
 from leveret.core.jobspec import Digest
 from leveret.core.resources import Node, Rset
 from leveret.errors import ConflictError
 
 
 class PoolNode:
-    """One node: bit masks over its core and GPU ids."""
+    """One node: bit masks over its core and GPU ids, and memory in MB (0: not known, so not scheduled)."""
 
-    __slots__ = ("cores", "cores_free", "gpus", "gpus_free", "host", "rank", "up")
+    __slots__ = (
+        "bit",
+        "cores",
+        "cores_free",
+        "drained",
+        "excluded",
+        "gpus",
+        "gpus_free",
+        "host",
+        "memory_free_mb",
+        "memory_mb",
+        "ncores",
+        "properties",
+        "rank",
+        "up",
+    )
 
-    def __init__(self, rank: int, host: str, cores: Iterable[int], gpus: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        rank: int,
+        host: str,
+        cores: Iterable[int],
+        gpus: Iterable[int] = (),
+        memory_mb: int = 0,
+        properties: Iterable[str] = (),
+    ) -> None:
         self.rank = rank
         self.host = host
-        self.cores = sum(1 << i for i in cores)
-        self.gpus = sum(1 << i for i in gpus)
+        self.cores = _mask(cores)
+        self.gpus = _mask(gpus)
+        self.memory_mb = memory_mb
+        self.properties = frozenset(properties)
+        self.ncores = self.cores.bit_count()
         self.cores_free = self.cores
         self.gpus_free = self.gpus
+        self.memory_free_mb = memory_mb
         self.up = True
+        self.drained = False
+        self.excluded = False
+        self.bit = 1 << rank
 
     @property
     def idle(self) -> bool:
-        return self.cores_free == self.cores and self.gpus_free == self.gpus
+        return self.cores_free == self.cores and self.gpus_free == self.gpus and self.memory_free_mb == self.memory_mb
+
+    @property
+    def allocatable(self) -> bool:
+        return self.up and not self.drained and not self.excluded
+
+
+class Amounts(NamedTuple):
+    """Cores of the pool. `total = free + allocated + drained + down + excluded`."""
+
+    total: int
+    free: int  #: free and allocatable
+    allocated: int  #: held, whatever the state of the node
+    drained: int  #: not held, on drained nodes
+    down: int  #: not held, on nodes that are not up
+    excluded: int  #: not held, on excluded nodes
+
+
+class Cap(NamedTuple):
+    """What of a node may be used at most."""
+
+    cores: int
+    gpus: int
+    memory_mb: int
+
+
+Part = tuple[PoolNode, int, int, int]
+"""(node, mask of cores, mask of GPUs, MB of memory)."""
 
 
 def _lowest(mask: int, count: int) -> int:
@@ -42,13 +102,21 @@ def _lowest(mask: int, count: int) -> int:
     return out
 
 
-def _bits(mask: int) -> tuple[int, ...]:
-    out = []
-    while mask:
-        bit = mask & -mask
-        out.append(bit.bit_length() - 1)
-        mask ^= bit
-    return tuple(out)
+def bits(mask: int) -> tuple[int, ...]:
+    """The set bits, ascending."""
+    if mask < 1 << 128:
+        out = []
+        while mask:
+            bit = mask & -mask
+            out.append(bit.bit_length() - 1)
+            mask ^= bit
+        return tuple(out)
+    # a large mask: its bytes, so that each step does not copy all of it
+    found = []
+    for at, byte in enumerate(mask.to_bytes((mask.bit_length() + 7) // 8, "little")):
+        if byte:
+            found += [at * 8 + i for i in range(8) if byte >> i & 1]
+    return tuple(found)
 
 
 def _mask(ids: Iterable[int]) -> int:
@@ -61,118 +129,377 @@ def _mask(ids: Iterable[int]) -> int:
 class Pool:
     """All nodes of the instance, by rank."""
 
-    def __init__(self, nodes: Iterable[PoolNode]) -> None:
-        self.nodes = {node.rank: node for node in nodes}
+    def __init__(self, nodes: Iterable[PoolNode] = ()) -> None:
+        self.nodes: dict[int, PoolNode] = {}
+        self.version = 0  #: changes whenever something becomes free or a node changes its state
+        #: free cores → allocatable nodes with exactly so many
+        self._by_free: list[int] = [0]
+        #: the same for GPUs
+        self._by_gpus: list[int] = [0]
+        self._idle = 0  #: allocatable nodes of which nothing is taken
+        self._usable = 0  #: allocatable nodes
+        self.cores_free = 0  #: on allocatable nodes
+        self._sets: dict[object, int] = {}  #: answers that depend on no allocation
+        self.load(nodes)
+
+    def load(self, nodes: Iterable[PoolNode]) -> None:
+        """Other nodes altogether, all free."""
+        self.nodes = {node.rank: node for node in sorted(nodes, key=lambda node: node.rank)}
+        most = max((node.ncores for node in self.nodes.values()), default=0)
+        self._by_free = [0] * (most + 1)
+        self._by_gpus = [0] * (max((node.gpus.bit_count() for node in self.nodes.values()), default=0) + 1)
+        self._idle = self._usable = self.cores_free = 0
+        self._sets.clear()
+        self.version += 1
+        for node in self.nodes.values():
+            self._enter(node)
+
+    # ---- the index ----------------------------------------------------------------------------
+
+    def _enter(self, node: PoolNode) -> None:
+        if not node.allocatable:
+            return
+        count = node.cores_free.bit_count()
+        self._by_free[count] |= node.bit
+        self._by_gpus[node.gpus_free.bit_count()] |= node.bit
+        self._usable |= node.bit
+        self.cores_free += count
+        if node.idle:
+            self._idle |= node.bit
+
+    def _leave(self, node: PoolNode) -> None:
+        if not node.allocatable:
+            return
+        count = node.cores_free.bit_count()
+        self._by_free[count] ^= node.bit
+        self._by_gpus[node.gpus_free.bit_count()] ^= node.bit
+        self._usable ^= node.bit
+        self.cores_free -= count
+        if self._idle & node.bit:
+            self._idle ^= node.bit
+
+    def set_state(
+        self,
+        ranks: Iterable[int],
+        *,
+        up: bool | None = None,
+        drained: bool | None = None,
+        excluded: bool | None = None,
+    ) -> None:
+        """Change the state of nodes; what is not said stays. What jobs hold there stays held. Unknown ranks are skipped."""
+        for rank in ranks:
+            node = self.nodes.get(rank)
+            if node is None:
+                continue
+            self._leave(node)
+            node.up = node.up if up is None else up
+            node.drained = node.drained if drained is None else drained
+            node.excluded = node.excluded if excluded is None else excluded
+            self._enter(node)
+        self._sets.clear()
+        self.version += 1
 
     # ---- asking -------------------------------------------------------------------------------
 
-    def shortage(self, want: Digest) -> str:
-        """Why the request can never be met by this pool, or "" (wording as Flux's)."""
-        cores, gpus = want.cores_per_slot, want.gpus_per_slot
-        if want.nnodes:
-            per_node = max(1, want.slots_per_node)
-            fit = [
+    def matching(self, constraint: constraints.Constraint | None, key: str | None = None) -> int:
+        """The nodes that a constraint allows, whatever their state."""
+        name = ("constraint", constraints.key(constraint) if key is None else key)
+        found = self._sets.get(name)
+        if found is None:
+            test = constraints.compiled(constraint)
+            found = _ranks(n for n in self.nodes.values() if test(n.rank, n.host, n.properties))
+            self._sets[name] = found
+        return found
+
+    def capable(self, want: Digest) -> int:
+        """The nodes that could give a slot (or a node's slots) of the request if nothing were taken; excluded ones cannot."""
+        name = ("capable", want.shape)
+        found = self._sets.get(name)
+        if found is None:
+            cores, gpus, memory = _per_node(want)
+            found = _ranks(
                 n
                 for n in self.nodes.values()
-                if n.cores.bit_count() >= cores * per_node and n.gpus.bit_count() >= gpus * per_node
-            ]
-            if len(fit) < want.nnodes:
+                if not n.excluded and n.ncores >= cores and n.gpus.bit_count() >= gpus and _memory(n.memory_mb, memory)
+            )
+            found &= self.matching(want.constraints, want.shape[-1])
+            self._sets[name] = found
+        return found
+
+    def usable(self) -> int:
+        """Nodes that are up, not drained and not excluded."""
+        return self._usable
+
+    def shortage(self, want: Digest, within: int = -1) -> str:
+        """Why the request can never be met by this pool, or "" (wording as Flux's). Drained and lost nodes may come back."""
+        cores, gpus, memory = want.cores_per_slot, want.gpus_per_slot, want.memory_per_slot_mb
+        name = ("shortage", want.shape, within)
+        if name in self._sets:
+            return ""
+        able = self.capable(want) & within
+        if want.nnodes:
+            if able.bit_count() < want.nnodes:
                 kind = "exclusive node(s)" if want.exclusive else "node(s)"
-                return f"unsatisfiable request: need {want.nnodes} {kind}, only {len(fit)} eligible"
+                return f"unsatisfiable request: need {want.nnodes} {kind}, only {able.bit_count()} eligible"
+            self._sets[name] = 1
             return ""
-        slots = sum(_slots(n.cores, n.gpus, cores, gpus) for n in self.nodes.values())
+        nodes = [self.nodes[rank] for rank in bits(able)]
+        slots = sum(_slots(n.ncores, n.gpus.bit_count(), n.memory_mb, cores, gpus, memory) for n in nodes)
         if slots >= want.nslots:
+            self._sets[name] = 1
             return ""
+        eligible = self.matching(want.constraints, want.shape[-1]) & within
+        nodes = [n for n in self.nodes.values() if eligible & n.bit and not n.excluded]
         if gpus:
-            total = sum(n.gpus.bit_count() for n in self.nodes.values())
             return (
                 f"unsatisfiable request: need {want.nslots} slot(s) with {gpus} GPU(s) each, "
-                f"only {slots} available (total GPUs: {total})"
+                f"only {slots} available (total GPUs: {sum(n.gpus.bit_count() for n in nodes)})"
             )
-        total = sum(n.cores.bit_count() for n in self.nodes.values())
+        memory_too = f" and {memory} MB of memory" if memory else ""
+        total = f"total cores: {sum(n.ncores for n in nodes)}"
+        if memory:
+            total += f", total memory: {sum(n.memory_mb for n in nodes)} MB"
         return (
-            f"unsatisfiable request: need {want.nslots} slot(s) of {cores} core(s), "
-            f"only {slots} such slot(s) available (total cores: {total})"
+            f"unsatisfiable request: need {want.nslots} slot(s) of {cores} core(s){memory_too}, "
+            f"only {slots} such slot(s) available ({total})"
         )
 
     # ---- taking and giving back ---------------------------------------------------------------
 
-    def allocate(self, want: Digest) -> Rset | None:
-        """Take what is asked for, lowest ranks and ids first; None when it is not free now."""
-        chosen = self._choose_nodes(want) if want.nnodes else self._choose_slots(want)
+    def allocate(self, want: Digest, mask: int = -1, caps: Mapping[int, Cap] | None = None) -> Rset | None:
+        """Take what is asked for, lowest ranks and ids first; None when it is not free now.
+
+        `mask` are the nodes that may be used, `caps` says of some of them how much at most.
+        """
+        chosen = self._choose(want, mask, caps)
         if chosen is None:
             return None
         ranks = {}
-        for node, cores, gpus in chosen:
+        for part in chosen:
+            node, cores, gpus, memory = part
+            self._leave(node)
             node.cores_free &= ~cores
             node.gpus_free &= ~gpus
-            ranks[node.rank] = Node(node.host, _bits(cores), _bits(gpus))
+            node.memory_free_mb -= memory
+            self._enter(node)
+            ranks[node.rank] = Node(node.host, bits(cores), bits(gpus), memory)
         return Rset(ranks, nslots=want.nslots)
 
-    def _choose_nodes(self, want: Digest) -> list[tuple[PoolNode, int, int]] | None:
-        per_node = max(1, want.slots_per_node)
-        cores, gpus = want.cores_per_slot * per_node, want.gpus_per_slot * per_node
-        chosen: list[tuple[PoolNode, int, int]] = []
-        for node in self.nodes.values():
-            if not node.up:
-                continue
+    def fits(self, want: Digest, mask: int = -1, caps: Mapping[int, Cap] | None = None) -> bool:
+        """Whether `allocate` would give something."""
+        return self._choose(want, mask, caps) is not None
+
+    def _candidates(self, want: Digest) -> int:
+        """Allocatable nodes with enough free cores and GPUs for one slot (or one node) of the request."""
+        cores, gpus, _ = _per_node(want)
+        if want.exclusive:
+            return self._idle & self.capable(want)
+        out = 0
+        for mask in self._by_free[cores:]:
+            if mask:
+                out |= mask
+        if out and gpus:
+            enough = 0
+            for mask in self._by_gpus[gpus:]:
+                enough |= mask
+            out &= enough
+        if out and want.constraints:
+            out &= self.matching(want.constraints, want.shape[-1])
+        return out
+
+    def _choose(self, want: Digest, mask: int, caps: Mapping[int, Cap] | None) -> list[Part] | None:
+        if not want.exclusive and want.nslots * want.cores_per_slot > self.cores_free:
+            return None
+        able = self._candidates(want) & mask
+        if not able:
+            return None
+        return self._choose_nodes(want, able, caps) if want.nnodes else self._choose_slots(want, able, caps)
+
+    def _choose_nodes(self, want: Digest, able: int, caps: Mapping[int, Cap] | None) -> list[Part] | None:
+        if able.bit_count() < want.nnodes:
+            return None
+        cores, gpus, memory = _per_node(want)
+        chosen: list[Part] = []
+        for node in self._each(able):
             if want.exclusive:
-                if node.idle and node.cores.bit_count() >= cores and node.gpus.bit_count() >= gpus:
-                    chosen.append((node, node.cores, node.gpus))
-            elif node.cores_free.bit_count() >= cores and node.gpus_free.bit_count() >= gpus:
-                chosen.append((node, _lowest(node.cores_free, cores), _lowest(node.gpus_free, gpus)))
+                if caps is None or node.rank not in caps:
+                    chosen.append((node, node.cores, node.gpus, node.memory_mb))
+            elif self._offer(node, cores, gpus, memory, caps):
+                chosen.append((node, _lowest(node.cores_free, cores), _lowest(node.gpus_free, gpus), memory))
             if len(chosen) == want.nnodes:
                 return chosen
         return None
 
-    def _choose_slots(self, want: Digest) -> list[tuple[PoolNode, int, int]] | None:
+    def _choose_slots(self, want: Digest, able: int, caps: Mapping[int, Cap] | None) -> list[Part] | None:
         left = want.nslots
-        cores, gpus = want.cores_per_slot, want.gpus_per_slot
-        chosen: list[tuple[PoolNode, int, int]] = []
-        for node in self.nodes.values():
-            if not node.up:
-                continue
-            take = min(left, _slots(node.cores_free, node.gpus_free, cores, gpus))
+        cores, gpus, memory = want.cores_per_slot, want.gpus_per_slot, want.memory_per_slot_mb
+        if left > 64 and left > sum(
+            (mask & able).bit_count() * (count // cores) for count, mask in enumerate(self._by_free) if mask
+        ):
+            return None
+        chosen: list[Part] = []
+        for node in self._each(able):
+            take = min(left, self._offer(node, cores, gpus, memory, caps))
             if take > 0:
-                chosen.append((node, _lowest(node.cores_free, take * cores), _lowest(node.gpus_free, take * gpus)))
+                chosen.append(
+                    (
+                        node,
+                        _lowest(node.cores_free, take * cores),
+                        _lowest(node.gpus_free, take * gpus) if gpus else 0,
+                        take * memory,
+                    )
+                )
                 left -= take
                 if not left:
                     return chosen
         return None
 
+    def _each(self, mask: int) -> Iterator[PoolNode]:
+        nodes = self.nodes
+        if mask.bit_count() > 32:
+            for rank in bits(mask):
+                yield nodes[rank]
+            return
+        while mask:
+            bit = mask & -mask
+            yield nodes[bit.bit_length() - 1]
+            mask ^= bit
+
+    @staticmethod
+    def _offer(node: PoolNode, cores: int, gpus: int, memory: int, caps: Mapping[int, Cap] | None) -> int:
+        free = node.cores_free.bit_count()
+        cap = caps.get(node.rank) if caps else None
+        if cap is None:
+            gpus_free = node.gpus_free.bit_count() if gpus else 0
+            return _slots(free, gpus_free, node.memory_free_mb if node.memory_mb else -1, cores, gpus, memory)
+        gpus_free = min(node.gpus_free.bit_count(), cap.gpus)
+        memory_free = min(node.memory_free_mb, cap.memory_mb) if node.memory_mb else -1
+        return _slots(min(free, cap.cores), gpus_free, memory_free, cores, gpus, memory)
+
     def take(self, rset: Rset) -> None:
         """Mark an allocation of an earlier daemon as taken. Raises ConflictError on overlap; nothing is taken then."""
         parts = self._parts(rset)
-        for node, cores, gpus in parts:
-            if cores & ~node.cores_free or gpus & ~node.gpus_free:
+        for node, cores, gpus, memory in parts:
+            if cores & ~node.cores_free or gpus & ~node.gpus_free or memory > node.memory_free_mb:
                 raise ConflictError(f"rank {node.rank}: two jobs hold the same resources")
-        for node, cores, gpus in parts:
+        for node, cores, gpus, memory in parts:
+            self._leave(node)
             node.cores_free &= ~cores
             node.gpus_free &= ~gpus
+            node.memory_free_mb -= memory
+            self._enter(node)
 
     def release(self, rset: Rset) -> None:
-        """Give an allocation back. Raises ConflictError when some of it is free already; nothing is given back then."""
+        """Give an allocation, or some ranks of it, back. Raises ConflictError when some of it is free already; nothing is
+        given back then."""
         parts = self._parts(rset)
-        for node, cores, gpus in parts:
-            if cores & node.cores_free or gpus & node.gpus_free:
+        for node, cores, gpus, memory in parts:
+            if cores & node.cores_free or gpus & node.gpus_free or node.memory_free_mb + memory > node.memory_mb:
                 raise ConflictError(f"rank {node.rank}: released twice")
-        for node, cores, gpus in parts:
+        for node, cores, gpus, memory in parts:
+            self._leave(node)
             node.cores_free |= cores
             node.gpus_free |= gpus
+            node.memory_free_mb += memory
+            self._enter(node)
+        self.version += 1
 
-    def _parts(self, rset: Rset) -> list[tuple[PoolNode, int, int]]:
-        """(node, cores, gpus) of a set, without what this instance no longer has."""
+    def _parts(self, rset: Rset) -> list[Part]:
+        """What of a set is in this pool, without what this instance no longer has."""
         found = ((self.nodes.get(rank), part) for rank, part in rset.ranks.items())
-        return [(n, _mask(p.cores) & n.cores, _mask(p.gpus) & n.gpus) for n, p in found if n is not None]
+        return [
+            (n, _mask(p.cores) & n.cores, _mask(p.gpus) & n.gpus, min(p.memory_mb, n.memory_mb))
+            for n, p in found
+            if n is not None
+        ]
+
+    # ---- amounts ------------------------------------------------------------------------------
 
     def free_cores(self) -> int:
+        """Cores that no job holds, whatever the state of their node."""
         return sum(node.cores_free.bit_count() for node in self.nodes.values())
 
     def total_cores(self) -> int:
-        return sum(node.cores.bit_count() for node in self.nodes.values())
+        return sum(node.ncores for node in self.nodes.values())
+
+    def amounts(self) -> Amounts:
+        """How the cores are shared out. Each core is counted once: excluded before down before drained."""
+        free = drained = down = excluded = held = 0
+        for node in self.nodes.values():
+            count = node.cores_free.bit_count()
+            held += node.ncores - count
+            if node.excluded:
+                excluded += count
+            elif not node.up:
+                down += count
+            elif node.drained:
+                drained += count
+            else:
+                free += count
+        return Amounts(self.total_cores(), free, held, drained, down, excluded)
+
+    def check(self, held: Iterable[Rset]) -> list[str]:
+        """What is wrong when these, and no others, hold resources: overlaps, and what differs from the pool. [] is well."""
+        wrong: list[str] = []
+        cores, gpus = dict.fromkeys(self.nodes, 0), dict.fromkeys(self.nodes, 0)
+        memory = dict.fromkeys(self.nodes, 0)
+        for rset in held:
+            for node, its_cores, its_gpus, its_memory in self._parts(rset):
+                if cores[node.rank] & its_cores or gpus[node.rank] & its_gpus:
+                    wrong.append(f"rank {node.rank}: two jobs hold the same resources")
+                cores[node.rank] |= its_cores
+                gpus[node.rank] |= its_gpus
+                memory[node.rank] += its_memory
+        free = idle = usable = 0
+        for rank, node in self.nodes.items():
+            if node.cores_free != node.cores & ~cores[rank] or node.gpus_free != node.gpus & ~gpus[rank]:
+                wrong.append(f"rank {rank}: what is free is not what no job holds")
+            if node.memory_free_mb != node.memory_mb - memory[rank]:
+                wrong.append(f"rank {rank}: free memory is not what no job holds")
+            if node.allocatable:
+                free += node.cores_free.bit_count()
+                usable |= node.bit
+                idle |= node.bit if node.idle else 0
+                if not self._by_free[node.cores_free.bit_count()] & node.bit:
+                    wrong.append(f"rank {rank}: is not where the index has it")
+        together = 0
+        for mask in self._by_free:
+            if together & mask:
+                wrong.append("a node is twice in the index")
+            together |= mask
+        if (free, idle, usable, usable) != (self.cores_free, self._idle, self._usable, together):
+            wrong.append("the index does not agree with the nodes")
+        return wrong
 
 
-def _slots(cores_mask: int, gpus_mask: int, cores: int, gpus: int) -> int:
-    """How many slots of (cores, gpus) fit into what the masks hold."""
-    fit = cores_mask.bit_count() // cores if cores else 1 << 30
-    return min(fit, gpus_mask.bit_count() // gpus) if gpus else fit
+def _ranks(nodes: Iterable[PoolNode]) -> int:
+    found = bytearray()
+    for node in nodes:
+        at = node.rank >> 3
+        if at >= len(found):
+            found.extend(bytes(at + 1 - len(found)))
+        found[at] |= 1 << (node.rank & 7)
+    return int.from_bytes(found, "little")
+
+
+def _per_node(want: Digest) -> tuple[int, int, int]:
+    """Cores, GPUs and MB that one node must give: for all slots of a node when nodes are asked for, else for one slot."""
+    if want.nnodes and want.slots_per_node > 1:
+        n = want.slots_per_node
+        return want.cores_per_slot * n, want.gpus_per_slot * n, want.memory_per_slot_mb * n
+    return want.cores_per_slot, want.gpus_per_slot, want.memory_per_slot_mb
+
+
+def _memory(has_mb: int, wants_mb: int) -> bool:
+    """Memory that is not known is not scheduled."""
+    return not wants_mb or not has_mb or has_mb >= wants_mb
+
+
+def _slots(has_cores: int, has_gpus: int, has_mb: int, cores: int, gpus: int, memory: int) -> int:
+    """How many slots of (cores, gpus, memory) fit into what there is. `has_mb` −1: memory is not counted."""
+    fit = has_cores // cores if cores else 1 << 30
+    if gpus:
+        fit = min(fit, has_gpus // gpus)
+    if memory and has_mb >= 0:
+        fit = min(fit, has_mb // memory)
+    return fit

@@ -6,16 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leveret.core.jobspec import Digest, build, digest
-from leveret.sched.fifo import Fifo
 from leveret.sched.pool import Pool, PoolNode
+from leveret.sched.queue import Scheduler
 
 
 def want(ntasks: int) -> Digest:
     return digest(build(["true"], ntasks=ntasks))
 
 
-def fifo(cores: int = 2) -> Fifo:
-    return Fifo(Pool([PoolNode(0, "node0", range(cores))]))
+def fifo(cores: int = 2) -> Scheduler:
+    return Scheduler(Pool([PoolNode(0, "node0", range(cores))]))
 
 
 def test_priority_then_age() -> None:
