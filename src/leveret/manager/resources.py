@@ -82,12 +82,7 @@ class Resources:
             up = rank in state.online and rank not in state.torpid
             groups.setdefault((up, rank in state.drains, rank in self.excluded), []).append(rank)
         for (up, drained, excluded), some in groups.items():
-            set_state = getattr(self.manager.pool, "set_state", None)
-            if set_state is not None:
-                set_state(some, up=up, drained=drained, excluded=excluded)
-                continue
-            for rank in some:
-                self.manager.pool.nodes[rank].up = up and not drained and not excluded
+            self.manager.pool.set_state(some, up=up, drained=drained, excluded=excluded)
         self.manager.want_schedule()
 
     # ---- starting ----------------------------------------------------------------------------------
