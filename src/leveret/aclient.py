@@ -43,6 +43,7 @@ from leveret.connection import (
 )
 from leveret.connection import connect as connect_socket
 from leveret.errors import BusyError, LeveretError, NotFoundError, UnreachableError, from_dict
+from leveret.holding import AsyncHoldMethods
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -63,7 +64,7 @@ class Pause:
         return True
 
 
-class AsyncClient:
+class AsyncClient(AsyncHoldMethods):
     """A client of one instance for asyncio programs. Safe for many tasks at once."""
 
     def __init__(self, uri: str | None = None, start: bool = True, patience_s: float = PATIENCE_S) -> None:
@@ -365,54 +366,6 @@ class AsyncClient:
     async def winsize(self, jobid: JobId, rows: int, columns: int) -> None:
         """Tell the terminal of a job's tasks its size. Raises ConflictError where they have none."""
         await self.request("POST", f"{Client.job_path(jobid)}/winsize", {"rows": rows, "columns": columns})
-
-    # Holds and plugins
-
-    async def open_hold(
-        self,
-        jobid: JobId,
-        name: str,
-        *,
-        kind: str = "part",
-        owner: str = "user",
-        blocks: Sequence[str] = (),
-        note: str = "",
-    ) -> None:
-        """Open a hold: the job is not clean before it is finished."""
-        body = {"kind": kind, "name": name, "owner": owner, "blocks": list(blocks), "note": note}
-        await self.request("POST", f"{Client.job_path(jobid)}/holds", body)
-
-    async def finish_hold(
-        self, jobid: JobId, name: str, status: int = 0, *, kind: str = "part", note: str = ""
-    ) -> None:
-        """Close a hold; a nonzero status of a user's part fails the job."""
-        body = {"kind": kind, "name": name, "status": status, "note": note}
-        await self.request("POST", f"{Client.job_path(jobid)}/holds/finish", body, repeat=False)
-
-    async def progress(
-        self,
-        jobid: JobId,
-        name: str,
-        done: float,
-        total: float = 0,
-        *,
-        kind: str = "part",
-        unit: str = "",
-        note: str = "",
-    ) -> None:
-        """Say how far a hold's work is; only the last value is kept."""
-        body = {"kind": kind, "name": name, "done": done, "total": total, "unit": unit, "note": note}
-        await self.request("POST", f"{Client.job_path(jobid)}/holds/progress", body)
-
-    async def jobtap(self) -> list[Record]:
-        return list((await self.request("GET", "/v1/jobtap"))["plugins"])
-
-    async def jobtap_load(self, plugin: str, conf: Record | None = None) -> str:
-        body = {"load": plugin, "conf": conf or {}}
-        return str((await self.request("POST", "/v1/jobtap", body, repeat=False))["name"])
-
-    async def jobtap_remove(self, name: str) -> None:
-        await self.request("DELETE", f"/v1/jobtap/{quote(name)}", repeat=False)
 
 
 async def send(writer: asyncio.StreamWriter, message: bytes) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from leveret import instance as instances
 from leveret.connection import Backoff, Connection, LineStream, LostError, encode_json, make_request, quote
 from leveret.errors import BusyError, LeveretError, NotFoundError, UnreachableError
+from leveret.holding import HoldMethods
 
 #: How long a lost daemon is waited for before a call gives up.
 PATIENCE_S = 60.0
@@ -34,7 +35,7 @@ JobId = int | str
 Record = dict[str, Any]
 
 
-class Client:
+class Client(HoldMethods):
     """A client of one instance. Not for several threads at once; use one client a thread."""
 
     def __init__(self, uri: str | None = None, start: bool = True, patience_s: float = PATIENCE_S) -> None:
@@ -358,47 +359,6 @@ class Client:
     def winsize(self, jobid: JobId, rows: int, columns: int) -> None:
         """Tell the terminal of a job's tasks its size. Raises ConflictError where they have none."""
         self.request("POST", f"{self.job_path(jobid)}/winsize", {"rows": rows, "columns": columns})
-
-    # Holds of a process outside Leveret
-
-    def open_hold(
-        self,
-        jobid: JobId,
-        name: str,
-        *,
-        kind: str = "part",
-        owner: str = "user",
-        blocks: Sequence[str] = (),
-        note: str = "",
-    ) -> None:
-        """Open a hold: the job is not clean before it is finished. `kind`: part, prolog, epilog or dependency."""
-        body = {"kind": kind, "name": name, "owner": owner, "blocks": list(blocks), "note": note}
-        self.request("POST", f"{self.job_path(jobid)}/holds", body)
-
-    def finish_hold(self, jobid: JobId, name: str, status: int = 0, *, kind: str = "part", note: str = "") -> None:
-        """Close a hold; a nonzero status of a user's part fails the job."""
-        body = {"kind": kind, "name": name, "status": status, "note": note}
-        self.request("POST", f"{self.job_path(jobid)}/holds/finish", body, repeat=False)
-
-    def progress(
-        self, jobid: JobId, name: str, done: int, total: int = 0, *, kind: str = "part", unit: str = "", note: str = ""
-    ) -> None:
-        """Say how far a hold's work is; only the last value is kept."""
-        body = {"kind": kind, "name": name, "done": done, "total": total, "unit": unit, "note": note}
-        self.request("POST", f"{self.job_path(jobid)}/holds/progress", body)
-
-    # Plugins
-
-    def jobtap(self) -> list[Record]:
-        """The plugins: `{name, path, builtin, holds}`."""
-        return list(self.request("GET", "/v1/jobtap")["plugins"])
-
-    def jobtap_load(self, plugin: str, conf: Record | None = None) -> str:
-        """Load FILE.py or the NAME of an installed plugin. Returns its name."""
-        return str(self.request("POST", "/v1/jobtap", {"load": plugin, "conf": conf or {}}, repeat=False)["name"])
-
-    def jobtap_remove(self, name: str) -> None:
-        self.request("DELETE", f"/v1/jobtap/{quote(name)}", repeat=False)
 
     # The forms of targets and ids, which AsyncClient shares
 

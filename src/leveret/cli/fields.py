@@ -91,6 +91,9 @@ HEADINGS = {
     "phase": "PHASE",
     "waiting_for": "WAITING-FOR",
     "holds": "HOLDS",
+    "holder": "HOLDER",
+    "progress": "PROGRESS",
+    "hold_age": "HELD",
     "flags": "FLAGS",
 }
 #: fields that are 0.0 where Flux has them so
@@ -119,6 +122,13 @@ FORMATS = {
     "endreason": (
         f"{_WHOSE} {{status_abbrev:>2.2}} {{t_inactive!d:%b%d %R::>12h}} {{inactive_reason}}",
         "Show why each job ended",
+    ),
+    "held": (
+        (
+            "{id.f58:>12} {name:<10.10+} {status_abbrev:>2.2} {phase:<12.12+} ?:{holder:<8} "
+            "{hold_age!F:>8h} ?:{progress:>8} {waiting_for}"
+        ),
+        "Show what each job waits for, who holds it, since when, and how far that is",
     ),
 }
 
@@ -211,7 +221,7 @@ def contextual_info(job: Record) -> str:
     if state in ("PRIORITY", "SCHED"):
         return "held" if job.get("urgency") == 0 or job.get("priority") == 0 else ""
     if state == "CLEANUP" and job.get("waiting_for") and job.get("waitstatus") is not None:
-        return f"finishing:{job['waiting_for']}"
+        return " ".join(filter(None, (f"finishing:{job['waiting_for']}", progress(job))))
     hosts = str(job.get("nodelist") or "")
     if state in ("RUN", "CLEANUP") and job.get("holds") and job.get("waiting_for") not in ("", "tasks", "tasks to end"):
         return f"{hosts} {job['phase']}:{job['waiting_for']}".strip()  # who keeps it from starting
@@ -241,6 +251,36 @@ def holds(job: Record) -> str:
     return ",".join(str(hold.get("name")) for hold in job.get("holds") or ())
 
 
+def first_hold(job: Record) -> Record:
+    """The hold that the phase names: the first that keeps the job from its next step."""
+    waiting = str(job.get("waiting_for") or "").split(", ")
+    found = job.get("holds") or ()
+    return next((hold for hold in found if hold.get("name") in waiting), {})
+
+
+def holder(job: Record) -> str:
+    """Who closes that hold: a plugin, or `outside`; "" when nothing is held."""
+    hold = first_hold(job)
+    if not hold:
+        return ""
+    return str(hold.get("plugin") or "outside") + ("" if hold.get("loaded", True) else " (not loaded)")
+
+
+def progress(job: Record) -> str:
+    """How far it is, in per cent or as said; "" when it does not say."""
+    said = first_hold(job).get("progress") or {}
+    done, total = said.get("done"), said.get("total")
+    if done is None:
+        return str(said.get("note") or "")
+    return f"{100 * done / total:.0f}%" if total else f"{done:g} {said.get('unit') or ''}".strip()
+
+
+def hold_age(job: Record) -> float:
+    """Seconds since it was opened."""
+    since = first_hold(job).get("since")
+    return max(time.time() - since, 0.0) if since else 0.0
+
+
 def ranks(job: Record) -> str:
     """Several ranks stand in brackets."""
     text = str(job.get("ranks") or "")
@@ -263,6 +303,9 @@ SPECIAL = {
     "contextual_info": contextual_info,
     "inactive_reason": inactive_reason,
     "holds": holds,
+    "holder": holder,
+    "progress": progress,
+    "hold_age": hold_age,
 }
 
 

@@ -36,7 +36,13 @@ def jobtap(ctx: click.Context) -> None:
     usage="[OPTIONS...] FILE.py|NAME [KEY=VAL...]",
     examples=(("leveret jobtap load ./tape.py rate=10", "a file, with configuration"),),
 )
-@click.option("-r", "--remove", "removed", metavar="NAME", help="Remove this plugin first (a glob).")
+@click.option(
+    "-r",
+    "--remove",
+    "removed",
+    metavar="NAME",
+    help="Remove this plugin first (a glob); one of the same name hands its holds over.",
+)
 @click.argument("plugin")
 @click.argument("conf", nargs=-1, metavar="[KEY=VAL...]")
 def load(removed: str | None, plugin: str, conf: tuple[str, ...]) -> int:
@@ -58,9 +64,7 @@ def load(removed: str | None, plugin: str, conf: tuple[str, ...]) -> int:
             raise NotFoundError(f"{plugin} not found")
         plugin = path
     with Client() as client:
-        if removed:
-            remove_matching(client, removed)
-        client.jobtap_load(plugin, values)
+        client.jobtap_load(plugin, values, removed or "")
     return 0
 
 
@@ -80,20 +84,24 @@ def list_(every: bool, as_json: bool) -> int:
     return 0
 
 
-@click.command("remove", cls=Command, prefix="jobtap", usage="NAME...")
+@click.command("remove", cls=Command, prefix="jobtap", usage="[--force] NAME...")
+@click.option("--force", is_flag=True, help="End the open holds of the plugin as failed.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-def remove(names: tuple[str, ...]) -> int:
-    """Remove plugins by name or glob; `all` removes every one that is not built in."""
+def remove(force: bool, names: tuple[str, ...]) -> int:
+    """Remove plugins by name or glob; `all` removes every one that is not built in.
+
+    A plugin with open holds is not removed: the message names the jobs.
+    """
     from leveret.client import Client
 
     with Client() as client:
         for name in names:
-            if not remove_matching(client, "*" if name == "all" else name) and name != "all":
+            if not remove_matching(client, "*" if name == "all" else name, force) and name != "all":
                 raise NotFoundError(f"{name} not found")
     return 0
 
 
-def remove_matching(client: Any, pattern: str) -> int:
+def remove_matching(client: Any, pattern: str, force: bool) -> int:
     """Remove plugins whose name matches; built-in ones only by their exact name. Returns how many."""
     from fnmatch import fnmatchcase
 
@@ -101,7 +109,7 @@ def remove_matching(client: Any, pattern: str) -> int:
     for plugin in client.jobtap():
         name = str(plugin["name"])
         if name == pattern or (not plugin.get("builtin") and fnmatchcase(name, pattern)):
-            client.jobtap_remove(name)
+            client.jobtap_remove(name, force)
             count += 1
     return count
 
@@ -113,8 +121,5 @@ def query(name: str) -> int:
     from leveret.client import Client
 
     with Client() as client:
-        for plugin in client.jobtap():
-            if plugin["name"] == name:
-                output.json_data(plugin)
-                return 0
-    raise NotFoundError(f"{name}: plugin not found")
+        output.json_data(client.jobtap_query(name))
+    return 0

@@ -107,6 +107,7 @@ class Purge:
     def _purged(self, jobids: list[int], files: list[tuple[int, str]]) -> None:
         for jobid in jobids:
             self._forget(jobid)  # a question may have read it meanwhile
+            self.manager.registry.call("inactive_remove", str(jobid), jobid)
         self.unlink(files)
         self.manager.feed.publish(jobids)
 

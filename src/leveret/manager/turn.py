@@ -150,6 +150,9 @@ class Turn:
             if registry.has(hook):
                 for plugin, answer in registry.call(hook, label, new):
                     self.answer(entry, plugin, answer)
+            if new.state is INACTIVE and registry.has("inactive_add"):
+                for plugin, answer in registry.call("inactive_add", label, new):
+                    self.answer(entry, plugin, answer)
         hook = "event_" + name.replace("-", "_").replace(".", "_")
         if registry.has(hook):
             for plugin, answer in registry.call(hook, label, entry.job, event):
