@@ -28,11 +28,6 @@ BROKERS = "Leveret has no brokers; an instance is one daemon"
 COMMANDS_LEFT_OUT = {
     "flux batch": NESTED,
     "flux alloc": NESTED,
-    "flux update": QUEUES,
-    **{
-        f"flux queue {verb}": QUEUES
-        for verb in ("list", "status", "enable", "disable", "start", "stop", "drain", "idle")
-    },
     **{
         f"flux resource {verb}": QUEUES
         for verb in ("drain", "undrain", "status", "list", "info", "reload", "R", "eventlog")

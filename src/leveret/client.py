@@ -22,6 +22,7 @@ from leveret import instance as instances
 from leveret.connection import Backoff, Connection, LineStream, LostError, encode_json, make_request, quote
 from leveret.errors import BusyError, LeveretError, NotFoundError, UnreachableError
 from leveret.holding import HoldMethods
+from leveret.queueclient import QueueClient
 
 #: How long a lost daemon is waited for before a call gives up.
 PATIENCE_S = 60.0
@@ -35,7 +36,7 @@ JobId = int | str
 Record = dict[str, Any]
 
 
-class Client(HoldMethods):
+class Client(HoldMethods, QueueClient):
     """A client of one instance. Not for several threads at once; use one client a thread."""
 
     def __init__(self, uri: str | None = None, start: bool = True, patience_s: float = PATIENCE_S) -> None:

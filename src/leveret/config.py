@@ -47,6 +47,7 @@ class JobManager(Section):
     plugin_grace: str = "1m"  #: FSD; after a restart a user's hold waits so long for a plugin that is gone; 0: for ever
     inactive_age_limit: str | None = None  #: FSD; jobs that ended longer ago are purged
     inactive_num_limit: int | None = None  #: inactive jobs that are kept
+    update_allow: list[str] = []  #: globs of jobspec keys below attributes.system that `update` may set beside its own
 
 
 class Exec(Section):
@@ -89,11 +90,65 @@ class Resource(Section):
     norestrict: bool = False  #: all cores of the machine, also those that we may not use ourselves
 
 
+class Sizes(Section):
+    """Of one job; -1 is unlimited, which lets a queue lift a general limit."""
+
+    nnodes: int | None = None
+    ncores: int | None = None
+    ngpus: int | None = None
+
+
+class JobSize(Section):
+    max: Sizes = msgspec.field(default_factory=Sizes)
+    min: Sizes = msgspec.field(default_factory=Sizes)
+
+
+class Limits(Section):
+    duration: str | None = None  #: FSD; "0" is unlimited
+    job_size: JobSize = msgspec.field(default_factory=JobSize)
+
+
+class SystemDefaults(Section):
+    duration: str | None = None  #: FSD, for jobs that ask for none
+    queue: str | None = None
+
+
+class JobspecDefaults(Section):
+    system: SystemDefaults = msgspec.field(default_factory=SystemDefaults)
+
+
+class JobspecPolicy(Section):
+    defaults: JobspecDefaults = msgspec.field(default_factory=JobspecDefaults)
+
+
+class Access(Section):
+    allow_user: list[str] | None = None
+    allow_group: list[str] | None = None
+
+
+class Policy(Section):
+    """[policy] and [queues.NAME.policy] (RFC 33); what a queue says wins."""
+
+    jobspec: JobspecPolicy = msgspec.field(default_factory=JobspecPolicy)
+    limits: Limits = msgspec.field(default_factory=Limits)
+    access: Access = msgspec.field(default_factory=Access)
+    scheduler: dict[str, Any] = {}  #: the scheduler reads it
+
+
+class Queue(Section):
+    """[queues.NAME] (RFC 33)."""
+
+    requires: list[str] = []  #: properties (RFC 20) that select the queue's nodes
+    policy: Policy = msgspec.field(default_factory=Policy)
+
+
 class Config(Section):
     job_manager: JobManager = msgspec.field(default_factory=JobManager)
     exec: Exec = msgspec.field(default_factory=Exec)
     staging: Staging = msgspec.field(default_factory=Staging)
     resource: Resource = msgspec.field(default_factory=Resource)
+    policy: Policy = msgspec.field(default_factory=Policy)
+    queues: dict[str, Queue] = {}
     source: str = ""  #: the file it came from; not a key of the file
 
 
@@ -134,6 +189,8 @@ def load(path: Path | None) -> Config:
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$")
         keys = [k for k in re.split(r"[.\[\]]", where.rstrip("`")) if k and not k.isdigit() and k != "..."]
+        if keys[:1] == ["queues"] and isinstance(data["queues"], dict):
+            keys.insert(1, _bad_queue(data["queues"]))  # msgspec does not say which
         unknown = re.search(r"unknown field `(.+?)`", message)
         if unknown:
             keys.append(unknown.group(1))
@@ -143,6 +200,16 @@ def load(path: Path | None) -> Config:
         raise ConfigError(f"{path}:{_line(text, keys)}: {message}", path=str(path)) from None
     config.source = str(path)
     return config
+
+
+def _bad_queue(queues: dict[str, Any]) -> str:
+    """The name of the first queue that cannot be read."""
+    for name, table in queues.items():
+        try:
+            msgspec.convert(table, Queue)
+        except msgspec.ValidationError:
+            return name
+    return ""
 
 
 def duration_error(config: Config, key: str, why: str) -> ConfigError:

@@ -68,6 +68,26 @@ class Urgency(Body):
     urgency: int
 
 
+class Update(Body):
+    """Dotted keys of the jobspec → new values; `duration`, `queue` and `name` for short."""
+
+    updates: dict[str, Any]
+
+
+class QueueChange(Body):
+    action: str  #: enable, disable, start or stop
+    queues: list[str] = []
+    all: bool = False
+    reason: str = ""
+    checkpoint: bool = True  #: keep it over a restart
+
+
+class QueueWait(Body):
+    what: str = "idle"  #: or drain
+    queues: list[str] = []
+    timeout_s: float | None = None
+
+
 class Stdin(Body):
     offset: int = 0
     ranks: str = "all"

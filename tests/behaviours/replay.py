@@ -7,7 +7,7 @@ instance of its own, with a `flux` on the PATH that is Leveret. What counts as e
 
 - **exit codes**: equal.
 - **stdout**: the same lines in any order, after both sides are normalised (job ids by order of submission, times, durations, pids,
-  host names, folder, runs of blanks; the word form of an id; limits of the machine). JSON is compared as JSON: every key of Flux's with
+  host names, folder, runs of blanks, the colour of check marks, which Flux has in files too; the word form of an id; limits of the machine). JSON is compared as JSON: every key of Flux's with
   the same value in ours, whatever we add; so is a sorted list of keys. A `data` event that carries its `eof` counts as two.
 - **stderr**: the same lines in any order, after the same normalisation; `hint:` lines of ours and lines of Flux's broker log are
   ignored, a usage text counts as one line whatever it says, and so does what a JSON parser says about text that is no JSON.
@@ -46,8 +46,22 @@ FILES: dict[str, str] = {
     "mp": "0 echo zero\n1 echo one %t %o\n",
 }
 
+#: group → leveret.toml of its instances
+CONFIG: dict[str, str] = {
+    "queue": """\
+[queues.debug]
+policy.limits.duration = "1m"
+[queues.batch]
+[policy.jobspec.defaults.system]
+queue = "batch"
+""",
+}
+
 #: scenario → what was on the instance before
 HISTORY: dict[str, str] = {
+    "queue.named-submit": "flux queue start --all --quiet",
+    "queue.named-status": "flux queue start --all --quiet",
+    "queue.update": "flux queue start --all --quiet",
     "last.basic": "flux submit --cc=1-32 --quiet --wait true",
     "purge.basic": "flux submit --cc=1-35 --quiet --wait true",
     "jobs.ids": "flux submit --quiet --wait false; flux submit --job-name=j --quiet --wait true",
@@ -131,6 +145,7 @@ def common(text: str) -> str:
     text = re.sub(r"\bpid[= ](\d+|NNN)\b", "pid=N", text)
     text = re.sub(r"HOST(,HOST)+", "HOST", text)
     text = re.sub(r"<ID(\d+):\w+>", r"<ID\1>", text)
+    text = re.sub(r"\x1b\[01;3[12]m ?([✔✗])\x1b\[0;0m", r"\1", text)
     lines = [re.sub(r"[ \t]+", " ", line).strip() for line in text.split("\n")]
     return "\n".join(lines).strip("\n")
 
@@ -155,13 +170,16 @@ def stderr_lines(text: str, report: Report | None = None) -> list[str]:
 class Instance:
     """An instance of its own around one scenario."""
 
-    def __init__(self, base: Path, size: int, cores: int = 2) -> None:
+    def __init__(self, base: Path, size: int, cores: int = 2, config: str = "") -> None:
         self.base = base
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("FLUX_", "LEVERET_", "XDG_"))}
         read, write = os.pipe()
         cpus = sorted(os.sched_getaffinity(0))[:cores]
         command = [sys.executable, "-m", "leveret.daemon", "--statedir", f"{base}/state", "--socket", f"{base}/sock"]
         command += ["--size", str(size), "--ready-fd", str(write)]
+        if config:
+            (base / "leveret.toml").write_text(config)
+            command += ["--config", f"{base}/leveret.toml"]
         self.daemon = subprocess.Popen(
             ["taskset", "-c", ",".join(map(str, cpus)), *command],
             pass_fds=[write],
@@ -262,6 +280,11 @@ def cores(summary: str) -> str:
     return re.sub(r"core(\[[\d,-]+\]|\d+)", count, summary)
 
 
+def quoted(text: str) -> Any:
+    """JSON in which numbers were normalised to words."""
+    return json.loads(re.sub(r"(?<=[:\s\[,])(TS|F\.FFFF|N)(?=[,\s\]}])", r'"\1"', text))
+
+
 def json_values(text: str) -> list[Any] | None:
     """The JSON values that a text is made of; None if it is no JSON, or only numbers and words."""
     text = re.sub(r"(?<=[:\s\[,])(<ID\d+>|TS|F\.FFFF|N)(?=[,\s\]}])", r'"\1"', text)
@@ -322,11 +345,11 @@ def compare_jobs(
             continue
         jobid = ids[number - 1]
         ours = [
-            (name, json.loads(normal(json.dumps(context, ensure_ascii=False))) if context else {})
+            (name, quoted(normal(json.dumps(context, ensure_ascii=False))) if context else {})
             for name, context in events_of(instance, jobid, "eventlog")
         ]
         flux = [
-            (item[0], json.loads(common(json.dumps(item[1], ensure_ascii=False))) if len(item) > 1 else {})
+            (item[0], quoted(common(json.dumps(item[1], ensure_ascii=False))) if len(item) > 1 else {})
             for item in expected["events"]
         ]
         ours, flux = settle(ours), settle(flux)
@@ -360,7 +383,7 @@ def replay(scenario: dict[str, Any], base: Path) -> Report:
             (folder / name).write_text(text)
     if re.search(r"(?<![\w.-])d(?![\w.-])", words):
         (folder / "d").mkdir()
-    with Instance(base, size) as instance:
+    with Instance(base, size, config=CONFIG.get(scenario["group"], "")) as instance:
         before: set[str] = set()
         if scenario["id"] in HISTORY:
             subprocess.run(

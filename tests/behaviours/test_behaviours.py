@@ -27,9 +27,6 @@ DELIBERATE_SHARE_MAX = 0.05
 
 #: group → what brings it
 LATER_GROUPS = {
-    "update": "issue 4: flux update",
-    "queue1": "issue 4: queues",
-    "queue": "issue 4: queues",
     "resource": "issue 4: resources",
     "perilog": "issue 5: prologs and epilogs",
     "perilogN": "issue 5: prologs and epilogs",
@@ -42,8 +39,6 @@ LATER_GROUPS = {
 #: scenario → what brings what it needs
 LATER = {
     "multi.resource-list": "issue 4: flux resource",
-    "submit.cc-template": "issue 4: flux queue idle",
-    "submit.priority-order": "issue 4: flux queue idle",
     "submit.bad": "issue 4: --requires",
     "run.dry-run-bad": "issue 4: --requires",
 }

@@ -18,6 +18,7 @@ import msgspec
 from automaton import check
 
 from leveret.config import Config
+from leveret.core import inventory as inventories
 from leveret.core import jobspec as jobspecs
 from leveret.core.event import Event, decode
 from leveret.core.job import Job, replay, violations
@@ -220,6 +221,10 @@ class Double:
         if self.connected[node]:
             self.calls.append(("stdin", node, unit, offset, ranks, data, eof))
 
+    def limit(self, node: int, unit: str, left_s: float | None) -> None:
+        if self.connected[node]:
+            self.calls.append(("limit", node, unit, left_s))
+
     def ack(self, node: int, unit: str, n: int) -> None:
         if not self.connected[node] or unit not in self.helpers[node].units:
             return
@@ -321,10 +326,12 @@ class Rig:
         config: Config | None = None,
         sizes: list[int] | None = None,
         context: Any = None,
+        properties: dict[str, list[int]] | None = None,
     ) -> None:
         self.path = path
         self.plugins = plugins or []
         self.config = config or Config()
+        self.properties = properties or {}
         self.engine = Double(sizes or [2])
         self.clock = Clock()
         self.log = Log()
@@ -340,6 +347,8 @@ class Rig:
         self.store = SteppedStore(self.path / "leveret.db")
         self.store.start()
         self.port = ClockPort(self.clock)
+        inventory = inventories.alike(self.engine.hosts())
+        inventory.rset.properties.update(self.properties)
         self.manager = self.engine.manager = Manager(
             self.store,
             self.engine,
@@ -351,6 +360,7 @@ class Rig:
             epoch_ms=int((self.clock.now - 100) * 1000) if not self.store.meta("e") else int(self.store.meta("e") or 0),
             generator=0,
             tmp_dir=str(self.path),
+            inventory=inventory,
         )
         if not self.store.meta("e"):
             self.store.set_meta_now("e", str(self.manager._epoch_ms))

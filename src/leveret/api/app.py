@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from leveret import __version__, wire
-from leveret.api import openapi
+from leveret.api import openapi, queue_routes
 from leveret.api.hold_routes import HoldRoutes
 from leveret.core import jobid as jobids
 from leveret.errors import (
@@ -57,7 +57,7 @@ def answer(value: Any, status: int = 200) -> Response:
     return Response(_encode(value), status, media_type="application/json")
 
 
-class Api(HoldRoutes):
+class Api(HoldRoutes, queue_routes.QueueRoutes):
     def __init__(self, manager: Manager, queries: Queries, instance: Instance, owner_uid: int) -> None:
         self.manager = manager
         self.queries = queries
@@ -388,6 +388,7 @@ ROUTES: list[tuple[str, str, str, type | None]] = [
     ("GET", "/v1/stats", "stats", None),
     ("POST", "/v1/jobs/{id}/kill", "kill", wire.Kill),
     ("POST", "/v1/jobs/{id}/urgency", "urgency", wire.Urgency),
+    *queue_routes.ROUTES,
     ("POST", "/v1/jobs/{id}/stdin", "stdin", wire.Stdin),
     ("POST", "/v1/jobs/{id}/winsize", "winsize", wire.Winsize),
     ("POST", "/v1/wait", "wait", wire.Wait),

@@ -103,6 +103,8 @@ def convert(conversion: str, strftime: str, value: Any) -> Any:
         moment = time.localtime(number)
         return time.strftime(strftime or "%FT%T", moment) if conversion == "d" else time.strftime("%FT%T", moment)
     if conversion == "F":
+        if number == float("inf"):
+            return "inf"
         from leveret.core import duration
 
         return duration.encode(max(number, 0.0))

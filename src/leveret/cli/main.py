@@ -28,6 +28,8 @@ VERBS = {
     "job": ("leveret.cli.job", "job", "Look at and act on one job: attach, eventlog, wait, kill …"),
     "eventlog": ("leveret.cli.eventlog", "eventlog", "Check eventlogs, ours and Flux's."),
     "post-job-event": ("leveret.cli.job_more", "post_job_event", "Post an event of your own to a job."),
+    "update": ("leveret.cli.update", "update", "Set attributes of a job: its time limit, its queue."),
+    "queue": ("leveret.cli.queue", "queue", "List, enable, disable, start, stop and wait for queues."),
     "start": ("leveret.cli.start", "start", "Run an instance around a command or in the foreground."),
     "shutdown": ("leveret.cli.manage", "shutdown", "End the instance."),
     "status": ("leveret.cli.manage", "status", "Show the instance: daemon, helpers, where it lives."),

@@ -11,7 +11,7 @@ import click
 from leveret.cli import envrules, output, submission
 from leveret.cli.manyopts import MANY_OPTIONS, Logs, logged
 from leveret.cli.submission_command import SubmissionCommand
-from leveret.errors import FormatError, InvalidError, LeveretError
+from leveret.errors import ForbiddenError, FormatError, InvalidError, LeveretError
 
 BATCH = 500
 
@@ -103,7 +103,7 @@ def send_copies(
     for first in range(0, len(copies), BATCH):
         try:
             results = client.submit_copies(copies=copies[first : first + BATCH], **request)
-        except InvalidError as refused:  # the one jobspec is bad, and so is every copy
+        except (InvalidError, ForbiddenError) as refused:  # the one jobspec is bad, and so is every copy
             return ids, refuse(refused)
         ids += [result for result in results if isinstance(result, int)]
         code = max(code, told(results, quiet))
@@ -170,7 +170,7 @@ def send(client: Any, jobs: Sequence[dict[str, Any]], quiet: bool) -> tuple[list
         if len(jobs) == 1:
             try:
                 results = [client.submit(**batch[0])]
-            except InvalidError as refused:
+            except (InvalidError, ForbiddenError) as refused:
                 results = [refused]
         else:
             results = client.submit_many(batch)
@@ -194,9 +194,9 @@ def told(results: Sequence[int | LeveretError], quiet: bool) -> int:
 
 def refuse(refused: LeveretError) -> int:
     """Print why a job was not taken, as Flux words it."""
-    if not isinstance(refused, InvalidError):
+    if not isinstance(refused, InvalidError | ForbiddenError):
         return output.error(refused)
-    output.plain(f"[Errno 22] {refused.message}")
+    output.plain(f"[Errno {1 if isinstance(refused, ForbiddenError) else 22}] {refused.message}")
     if refused.hint:
         output.plain(f"hint: {refused.hint}")
     return 1

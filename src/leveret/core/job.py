@@ -28,6 +28,8 @@ from leveret.core.transitions import (
 from leveret.errors import EventError
 
 FLAG_DEBUG, FLAG_WAITABLE, FLAG_NOVALIDATE = 2, 4, 8
+#: set by `set-flags` alone: the instance owner has lifted a limit for the job, its user may not update it any more
+FLAG_IMMUTABLE = 32
 FLAGS = {"debug": FLAG_DEBUG, "waitable": FLAG_WAITABLE, "novalidate": FLAG_NOVALIDATE}
 
 #: kind of hold → what it keeps the job from (DESIGN section 2); a part says so itself
@@ -120,6 +122,10 @@ class Job(msgspec.Struct, frozen=True):
     @property
     def done(self) -> bool:
         return self.state is INACTIVE
+
+    @property
+    def immutable(self) -> bool:
+        return bool(self.flags & FLAG_IMMUTABLE)
 
     def blocked(self, step: str) -> list[Hold]:
         """The open holds that keep the job from `step`, in the order in which they were opened."""
@@ -321,7 +327,7 @@ def _resource_update(job: Job, event: Event) -> Change:
 def _set_flags(job: Job, event: Event) -> Change:
     flags = job.flags
     for name in event.get("flags", ()):
-        flags |= FLAGS.get(name, 0)
+        flags |= FLAG_IMMUTABLE if name == "immutable" else FLAGS.get(name, 0)
     return {"flags": flags}
 
 

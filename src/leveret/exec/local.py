@@ -173,6 +173,9 @@ class LocalEngine:
         text = base64.b64encode(data).decode("ascii")
         self._send(node, {"t": "stdin", "unit": unit, "offset": offset, "ranks": ranks, "data": text, "eof": eof})
 
+    def limit(self, node: int, unit: str, left_s: float | None) -> None:
+        self._send(node, {"t": "limit", "unit": unit, "remaining_s": left_s})
+
     def winsize(self, node: int, unit: str, size: list[int]) -> None:
         self._send(node, {"t": "winsize", "unit": unit, "size": size})
 

@@ -22,12 +22,15 @@ SIGALRM = 14
 
 
 class _Unit:
-    __slots__ = ("n", "spec", "timer")
+    __slots__ = ("begun", "n", "seconds", "spec", "status", "timer")
 
     def __init__(self, spec: dict[str, Any], n: int = 0) -> None:
         self.spec = spec
         self.n = n  #: number of the last record
         self.timer: asyncio.TimerHandle | None = None
+        self.begun = 0.0  #: by the loop's clock
+        self.seconds = 0.0  #: that it takes
+        self.status = 0  #: that it ends with
 
 
 class SimulatedEngine:
@@ -66,12 +69,23 @@ class SimulatedEngine:
         self._say(node, unit, "start", pids=[0] * len(spec["tasks"]))
         test = spec.get("test") or {}
         seconds = duration.parse(str(test.get("run_duration", "0"))) if spec["kind"] == "tasks" else 0.0
-        status = int(test.get("status", 0))
-        limit = spec.get("duration_s")
-        if limit is not None and limit < seconds:
+        entry.begun, entry.seconds = asyncio.get_running_loop().time(), seconds
+        entry.status = int(test.get("status", 0))
+        self._arm(node, unit, spec.get("duration_s"), seconds)
+
+    def _arm(self, node: int, unit: str, limit: float | None, left: float) -> None:
+        entry = self._units[(node, unit)]
+        if entry.timer is not None:
+            entry.timer.cancel()
+        if limit is not None and limit < left:
             self._later(entry, limit, lambda: self._overrun(node, unit))
         else:
-            self._later(entry, seconds, lambda: self._end(node, unit, status))
+            self._later(entry, left, lambda: self._end(node, unit, entry.status))
+
+    def limit(self, node: int, unit: str, left_s: float | None) -> None:
+        entry = self._units.get((node, unit))
+        if entry is not None:
+            self._arm(node, unit, left_s, entry.begun + entry.seconds - asyncio.get_running_loop().time())
 
     def _later(self, entry: _Unit, seconds: float, callback: Any) -> None:
         if seconds <= 0:

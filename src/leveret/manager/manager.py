@@ -19,9 +19,9 @@ from leveret.core import jobspec as jobspecs
 from leveret.core.event import decode
 from leveret.core.inventory import Inventory
 from leveret.core.job import FLAG_WAITABLE, FLAGS, Job, replay
-from leveret.core.transitions import CLEANUP, INACTIVE, PRIORITY, RUN
+from leveret.core.transitions import CLEANUP, INACTIVE, PRIORITY, RUN, SCHED
 from leveret.core.verdict import record
-from leveret.errors import BusyError, ConflictError, EventError, InvalidError, NotFoundError
+from leveret.errors import BusyError, ConflictError, EventError, ForbiddenError, InvalidError, NotFoundError
 from leveret.manager import plugindata
 from leveret.manager.entry import Entry
 from leveret.manager.feed import Feed
@@ -30,12 +30,14 @@ from leveret.manager.lost import Lost
 from leveret.manager.perform import Perform
 from leveret.manager.ports import Clock, Engine, Log, Store
 from leveret.manager.purge import Purge
+from leveret.manager.queues import Queues
 from leveret.manager.recovery import Recovery
 from leveret.manager.resources import Resources
 from leveret.manager.scheduling import Scheduling
 from leveret.manager.tap import Tap
 from leveret.manager.turn import Turn
 from leveret.manager.units import INPUT_WINDOW, Units
+from leveret.manager.updates import Updates
 from leveret.manager.works import Works
 from leveret.plugins import registry as registries
 from leveret.plugins.hooks import Reject, WorkResult
@@ -45,18 +47,20 @@ _decode = msgspec.json.Decoder().decode
 #: turns that may wait for the disk before new submissions are held back
 BACKLOG_MAX = 20_000
 CACHE_MAX = 4096
+URGENCY_DEFAULT = 16
 
 
 class Prepared:
     """A checked submission, and what is stored of it: the environment once, by hash, the rest per job."""
 
-    __slots__ = ("_rest", "digest", "env_body", "env_hash", "flags", "spec", "urgency")
+    __slots__ = ("_rest", "before", "digest", "env_body", "env_hash", "flags", "spec", "urgency")
 
     def __init__(self, spec: dict[str, Any], digest: jobspecs.Digest, urgency: int, flags: int) -> None:
         self.spec = spec
         self.digest = digest
         self.urgency = urgency
         self.flags = flags
+        self.before: dict[str, Any] = {}  #: what policy has filled in → what was there before (null: nothing)
         self.env_hash: str | None = None
         self.env_body = b""
         system = spec["attributes"]["system"]
@@ -120,6 +124,8 @@ class Manager:
         self.resources = Resources(self)
         self.lost = Lost(self)
         self.purges = Purge(self)
+        self.queues = Queues(self)
+        self.updates = Updates(self)
         self.registry = registries.Registry(self._plugin_error)
         self.stopping = ""  #: why no new work is taken
         self._epoch_ms = epoch_ms
@@ -185,8 +191,20 @@ class Manager:
                 self._specs.popitem(last=False)
         return spec
 
+    def original_jobspec(self, jobid: int) -> dict[str, Any]:
+        """As submitted, before policy filled anything in. Raises NotFoundError."""
+        spec = self.stored_jobspec(jobid)
+        if (before := self.store.kv(jobid, "ingest")) is not None:
+            system = spec["attributes"]["system"]
+            for key, value in _decode(before).items():
+                if value is None:
+                    system.pop(key, None)
+                else:
+                    system[key] = value
+        return spec
+
     def stored_jobspec(self, jobid: int) -> dict[str, Any]:
-        """As submitted. Raises NotFoundError."""
+        """As taken: with what policy has filled in, without updates. Raises NotFoundError."""
         row = self.store.job_row(jobid)
         if row is None:
             raise NotFoundError("unknown job id")
@@ -226,17 +244,18 @@ class Manager:
                 raise InvalidError(f"unknown flag `{name}`", "flags: " + ", ".join(FLAGS), path="flags")
             mask |= FLAGS[name]
         jobspecs.validate(spec)
-        digest = jobspecs.digest(spec)
-        if digest.queue:
-            raise InvalidError(
-                f"'{digest.queue}' is not a valid queue", "no queues are configured", "attributes.system.queue"
-            )
-        return Prepared(spec, digest, urgency, mask)
+        spec, digest, before = self.queues.admit(spec, jobspecs.digest(spec))
+        prepared = Prepared(spec, digest, urgency, mask)
+        prepared.before = before
+        return prepared
 
     def place(self, prepared: Prepared, userid: int, copy: str | None = None) -> tuple[int, asyncio.Future[None]]:
         """Make a job of a checked submission, in one turn. `copy` becomes FLUX_JOB_CC in its environment."""
         if self.stopping:
             raise BusyError(f"job submission is disabled: {self.stopping}")
+        self.queues.open(prepared.digest.queue, userid)
+        if prepared.urgency > URGENCY_DEFAULT and userid not in (self.owner_uid, 0):
+            raise ForbiddenError(f"only the instance owner can submit with urgency >{URGENCY_DEFAULT}")
         if self.store.backlog > BACKLOG_MAX:
             raise BusyError("too many requests wait for the disk", "try again in a moment")
         spec = prepared.spec if copy is None else prepared.copy(copy)
@@ -289,6 +308,8 @@ class Manager:
                 turn.batch.env(digest, prepared.env_body)
                 turn.after.append(lambda: self._env_stored(digest))
         turn.batch.job(entry.job.id, userid, turn.now, digest, prepared.body(copy))
+        if prepared.before:
+            turn.batch.put(entry.job.id, "ingest", _encode(prepared.before))
 
     def _env_stored(self, digest: str) -> None:
         self._envs[digest] = None
@@ -341,6 +362,11 @@ class Manager:
         if isinstance(urgency, bool) or not isinstance(urgency, int) or not 0 <= urgency <= 31:
             raise InvalidError("urgency value is out of range", path="urgency")
         entry = self.entry(jobid)
+        if userid not in (self.owner_uid, 0):
+            if userid != entry.job.userid:
+                raise ForbiddenError("this is another user's job")
+            if urgency > max(URGENCY_DEFAULT, entry.job.urgency):
+                raise ForbiddenError(f"only the instance owner can raise the urgency above {URGENCY_DEFAULT}")
         old = entry.job.urgency
         with Turn(self, "urgency") as turn:
             turn.post(entry, "urgency", {"userid": userid, "urgency": urgency})
@@ -440,6 +466,7 @@ class Manager:
         if len(self._outcomes) > CACHE_MAX:
             self._outcomes.popitem(last=False)
         self.units.asked_at.pop(jobid, None)
+        self.queues.look()
         if job_waitable(entry.job):
             self.ended_waitable[jobid] = None
         self.feed.ended(jobid)
@@ -489,6 +516,8 @@ class Manager:
                 out["expiration"] = rset.expiration
         else:
             out |= {"nnodes": digest.nnodes or None, "ncores": digest.nslots * digest.cores_per_slot}
+        if job.state is SCHED and job.priority and (why := self.queues.stopped(entry)):
+            out["waiting_for"] = why
         out["holds"] = self.holds.describe(entry)
         if job.state is PRIORITY and "priority" in entry.in_flight:
             out["waiting_for"] = "priority of " + ", ".join(self.registry.names("priority"))

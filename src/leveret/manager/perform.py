@@ -42,6 +42,17 @@ class Perform:
         #: job → asks that are sent when its first node has begun: that one empties the files that they share
         self._rest: dict[int, list[tuple[NodeAsk, dict[str, Any]]]] = {}
 
+    def limit(self, entry: Entry, only: NodeAsk | None = None) -> None:
+        """Tell the helpers (or one of them) that the time limit of the job's tasks has changed; said twice, it is harmless."""
+        job, rset = entry.job, entry.rset
+        if rset is None or not job.started:
+            return  # the tasks' spec will bring it
+        expiration = job.expiration
+        left_s = max(0.0, expiration - self.manager.clock.time()) if expiration else None
+        for ask in entry.job_asks() if only is None else [only]:
+            if ask.status is None and ask.incarnation == self.manager.engine.incarnation(ask.node):
+                self.manager.engine.limit(ask.node, ask.unit, left_s)
+
     # ---- a job's tasks -----------------------------------------------------------------------------
 
     def start(self, turn: Turn, entry: Entry) -> None:

@@ -117,6 +117,9 @@ class Engine(Protocol):
 
     def stdin(self, node: int, unit: str, offset: int, ranks: str | list[int], data: bytes, eof: bool) -> None: ...
 
+    def limit(self, node: int, unit: str, left_s: float | None) -> None:
+        """The time limit of a unit is over so many seconds from now; None: it has none."""
+
     def winsize(self, node: int, unit: str, size: list[int]) -> None:
         """Rows and columns of the terminal of the tasks that have one."""
 

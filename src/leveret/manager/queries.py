@@ -213,7 +213,10 @@ class Queries:
         if job is None:
             raise NotFoundError("invalid job id")
         if key == "jobspec":
-            spec = self.manager.stored_jobspec(jobid) if original or base else self.manager.jobspec(jobid)
+            if original:
+                spec = self.manager.original_jobspec(jobid)
+            else:
+                spec = self.manager.stored_jobspec(jobid) if base else self.manager.jobspec(jobid)
             if not original:
                 spec = _decode(_encode(spec))
                 spec["attributes"]["system"].pop("environment", None)
@@ -223,7 +226,7 @@ class Queries:
             if stored is not None:
                 return self._resources(job, stored, base or original)
         elif key == "J":
-            signed = _encode(self.manager.stored_jobspec(jobid))
+            signed = _encode(self.manager.original_jobspec(jobid))
             header = _encode({"version": 1, "userid": job.userid, "mechanism": "none"})
             return b".".join((base64.b64encode(header), base64.b64encode(signed), b"none")) + b"\n"
         elif key == "eventlog":

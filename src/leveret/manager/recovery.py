@@ -19,6 +19,7 @@ from leveret.manager.entry import Entry, NodeAsk
 from leveret.manager.ports import Batch
 from leveret.manager.turn import Turn
 from leveret.manager.units import INPUT, _bytes
+from leveret.manager.updates import DURATION
 from leveret.plugins.dependencies import Dependencies
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Recovery:
         for jobid, key, value in self.manager.store.kv_of_active(plugindata.PREFIX):
             if (entry := self.manager.entries.get(jobid)) is not None:
                 plugindata.restore(entry, key, value)
+        self.manager.queues.recovered()
         for entry in self.manager.entries.values():
             self.manager.registry.call("new", str(entry.job.id), entry.job)
 
@@ -77,6 +79,8 @@ class Recovery:
         stored = self.manager.store.kv(jobid, "R")
         if stored is not None and job.allocated:
             entry.rset = resources.from_dict(_decode(stored))
+            if DURATION in job.updates:
+                entry.rset.expiration = job.expiration
             if not job.freed:
                 self.manager.pool.take(entry.rset)
         entry.lines = self.manager.store.guest_next(jobid)
@@ -184,6 +188,8 @@ class Recovery:
         if ask.unit in entry.unwanted and ask.status is None:
             self.manager.engine.signal(ask.node, ask.unit, 15, self.manager.perform.kill_timeout_s)
         if ask.unit == entry.unit and ask.status is None:
+            if DURATION in entry.job.updates:
+                self.manager.perform.limit(entry, ask)  # it may not have heard of an update
             received = int(units.get(ask.unit, {}).get("stdin", 0))
             ask.stdin_acked = max(ask.stdin_acked, received)
             self.manager.units.replay_stdin(entry, ask, received)
