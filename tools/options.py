@@ -28,10 +28,7 @@ BROKERS = "Leveret has no brokers; an instance is one daemon"
 COMMANDS_LEFT_OUT = {
     "flux batch": NESTED,
     "flux alloc": NESTED,
-    **{
-        f"flux resource {verb}": QUEUES
-        for verb in ("drain", "undrain", "status", "list", "info", "reload", "R", "eventlog")
-    },
+    "flux resource reload": QUEUES,
 }
 _SUBMIT = {
     "--requires": "constraints: issue 4",

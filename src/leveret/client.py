@@ -23,6 +23,7 @@ from leveret.connection import Backoff, Connection, LineStream, LostError, encod
 from leveret.errors import BusyError, LeveretError, NotFoundError, UnreachableError
 from leveret.holding import HoldMethods
 from leveret.queueclient import QueueClient
+from leveret.resourceclient import ResourceClient
 
 #: How long a lost daemon is waited for before a call gives up.
 PATIENCE_S = 60.0
@@ -36,7 +37,7 @@ JobId = int | str
 Record = dict[str, Any]
 
 
-class Client(HoldMethods, QueueClient):
+class Client(HoldMethods, QueueClient, ResourceClient):
     """A client of one instance. Not for several threads at once; use one client a thread."""
 
     def __init__(self, uri: str | None = None, start: bool = True, patience_s: float = PATIENCE_S) -> None:

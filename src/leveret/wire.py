@@ -148,6 +148,21 @@ class HoldProgress(Body):
     note: str = ""
 
 
+class Drain(Body):
+    """`overwrite`, of nodes that are drained already: 1 the reason, 2 its time too. `update`: they stay as they are."""
+
+    targets: str  #: an idset of ranks, or a hostlist
+    reason: str = ""
+    overwrite: int = 0
+    update: bool = False
+
+
+class Undrain(Body):
+    targets: str
+    reason: str = ""
+    force: bool = False  #: also where one is not drained
+
+
 class Load(Body):
     load: str
     conf: dict[str, Any] = {}

@@ -64,6 +64,10 @@ HISTORY: dict[str, str] = {
     "queue.update": "flux queue start --all --quiet",
     "last.basic": "flux submit --cc=1-32 --quiet --wait true",
     "purge.basic": "flux submit --cc=1-35 --quiet --wait true",
+    "resource.eventlog": (
+        "flux resource drain 1 bad node; flux resource drain -f 1 other reason; flux resource drain -u 1 upd; "
+        "flux resource undrain 1; flux resource drain 0 r; flux resource undrain 0"
+    ),
     "jobs.ids": "flux submit --quiet --wait false; flux submit --job-name=j --quiet --wait true",
 }
 
@@ -374,7 +378,7 @@ def compare_jobs(
 def replay(scenario: dict[str, Any], base: Path) -> Report:
     """Run one scenario and compare."""
     report = Report(scenario["id"])
-    size = 4 if scenario["group"] == "multi" else 1
+    size = {"multi": 4, "resource": 2}.get(scenario["group"], 1)
     folder = base / "w"
     folder.mkdir()
     words = " ".join(step["cmd"] for step in scenario["steps"])

@@ -27,7 +27,6 @@ DELIBERATE_SHARE_MAX = 0.05
 
 #: group → what brings it
 LATER_GROUPS = {
-    "resource": "issue 4: resources",
     "perilog": "issue 5: prologs and epilogs",
     "perilogN": "issue 5: prologs and epilogs",
     "housekeeping": "issue 5: housekeeping",
@@ -38,7 +37,6 @@ LATER_GROUPS = {
 }
 #: scenario → what brings what it needs
 LATER = {
-    "multi.resource-list": "issue 4: flux resource",
     "submit.bad": "issue 4: --requires",
     "run.dry-run-bad": "issue 4: --requires",
 }

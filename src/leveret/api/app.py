@@ -17,6 +17,8 @@ from starlette.routing import Route
 from leveret import __version__, wire
 from leveret.api import openapi, queue_routes
 from leveret.api.hold_routes import HoldRoutes
+from leveret.api.resource_routes import ROUTES as RESOURCE_ROUTES
+from leveret.api.resource_routes import ResourceRoutes
 from leveret.core import jobid as jobids
 from leveret.errors import (
     BusyError,
@@ -57,7 +59,7 @@ def answer(value: Any, status: int = 200) -> Response:
     return Response(_encode(value), status, media_type="application/json")
 
 
-class Api(HoldRoutes, queue_routes.QueueRoutes):
+class Api(HoldRoutes, ResourceRoutes, queue_routes.QueueRoutes):
     def __init__(self, manager: Manager, queries: Queries, instance: Instance, owner_uid: int) -> None:
         self.manager = manager
         self.queries = queries
@@ -404,6 +406,7 @@ ROUTES: list[tuple[str, str, str, type | None]] = [
     ("DELETE", "/v1/jobtap/{name}", "remove", None),
     ("POST", "/v1/shutdown", "shutdown", wire.Shutdown),
     ("GET", "/v1/openapi.json", "openapi", None),
+    *RESOURCE_ROUTES,
 ]
 
 

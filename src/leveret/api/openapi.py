@@ -20,6 +20,7 @@ _ERROR = {
 _QUERY = {
     "jobs": ("ids", "states", "results", "user", "name", "queue", "count", "since"),
     "events": ("path", "follow", "status"),
+    "resource_events": ("follow",),
     "get_key": ("original", "base"),
 }
 

@@ -107,7 +107,7 @@ class Recovery:
 
     def go_on(self) -> None:
         """After recovery, with the engine connected: one ordinary step per job, and open holds to their plugins."""
-        self.manager.resources.arrived()
+        self.manager.resources.begin()
         for entry in list(self.manager.entries.values()):
             try:
                 with Turn(self.manager, "restart") as turn:

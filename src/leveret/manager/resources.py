@@ -15,7 +15,7 @@ from leveret.core import hostlist, idset, resourcelog, resources
 from leveret.core import inventory as inventories
 from leveret.core.event import Event, decode, encode
 from leveret.core.resourcelog import KEEP, ResourceState, apply_event
-from leveret.core.resources import Rset
+from leveret.core.resources import Node, Rset
 from leveret.errors import ConflictError, FormatError, InvalidError
 from leveret.manager.turn import Turn
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+DISCOVERED = "dynamic-discovery"
 #: where the store keeps the instance's R
 R_KEY = "resource.R"
 #: events of the log beyond which a restart begins it anew
@@ -38,6 +39,7 @@ class Resources:
         self.state = ResourceState()
         self.excluded: frozenset[int] = manager.inventory.excluded  #: by configuration
         self._row = 0  #: of the last event
+        self._begun = False
         self._coming: set[int] = set()  #: ranks that come online with the next event
 
     # ---- the log -----------------------------------------------------------------------------------
@@ -106,7 +108,8 @@ class Resources:
                     "nodelist": hostlist.encode(node.host for node in nodes.values()),
                 },
             )
-            self._define(turn, inventory.rset, inventory.method)
+            if inventory.method != DISCOVERED:
+                self._define(turn, inventory.rset, inventory.method)
             if both := self.excluded & self.state.drains.keys():
                 self.undrain(both)  # a node is not both
             for rank, why in inventory.missing.items():
@@ -135,10 +138,23 @@ class Resources:
     # ---- nodes come and go ---------------------------------------------------------------------------
 
     def come(self, rank: int) -> None:
-        """As `online`; ranks that come in one loop pass share an event."""
-        if not self._coming:
+        """As `online`; ranks that come in one loop pass, or before `begin`, share an event."""
+        if not self._coming and self._begun:
             self.manager.clock.call_soon(self.arrived)
         self._coming.add(rank)
+
+    def begin(self) -> None:
+        """Everybody has said hello. Where nodes are discovered, the first one comes before what it is (as in Flux)."""
+        self._begun = True
+        inventory = self.manager.inventory
+        with Turn(self.manager, "resource") as turn:
+            if inventory.method == DISCOVERED:
+                if self._coming:
+                    first = min(self._coming)
+                    self._coming.discard(first)
+                    self.online([first])
+                self._define(turn, inventory.rset, inventory.method)
+            self.arrived()
 
     def arrived(self) -> None:
         """Those that have come are online."""
@@ -200,7 +216,9 @@ class Resources:
         self.post("drain", context)
         self.manager.log.info("drained", ranks=context["idset"], nodelist=context["nodelist"], reason=reason)
 
-    def undrain(self, ranks: Iterable[int], *, userid: int | None = None, force: bool = False) -> None:
+    def undrain(
+        self, ranks: Iterable[int], *, userid: int | None = None, force: bool = False, reason: str = ""
+    ) -> None:
         """Let these nodes have work again. Raises InvalidError, and unless `force` ConflictError when one is not drained."""
         some = self._known(ranks)
         others = [rank for rank in some if rank not in self.state.drains]
@@ -208,11 +226,49 @@ class Resources:
             raise ConflictError(f"{_ranks(others)} not drained")
         if len(others) == len(some):
             return
+        some = [rank for rank in some if rank in self.state.drains]
         context: dict[str, Any] = {"idset": idset.encode(some), "nodelist": self._nodelist(some), "overwrite": 0}
+        if reason:
+            context["reason"] = reason
         if userid is not None:
             context["userid"] = userid
         self.post("undrain", context)
         self.manager.log.info("undrained", ranks=context["idset"], nodelist=context["nodelist"])
+
+    def document(self) -> dict[str, Any]:
+        """Everything that `leveret resource` shows (core/resourceview.py makes its rows of it)."""
+        state, pool = self.state, self.manager.pool
+        held = {}
+        for rank, node in pool.nodes.items():
+            cores, gpus = node.cores & ~node.cores_free, node.gpus & ~node.gpus_free
+            if cores or gpus:
+                held[rank] = Node(node.host, _bits(cores), _bits(gpus))
+        same: dict[resourcelog.Drain, list[int]] = {}
+        for rank, drain in state.drains.items():
+            same.setdefault(drain, []).append(rank)
+        memory: dict[int, list[int]] = {}
+        for rank, mb in self.manager.inventory.memory_mb.items():
+            memory.setdefault(mb, []).append(rank)
+        return {
+            "R": self.manager.inventory.rset.to_dict(),
+            "method": state.method,
+            "allocated": Rset(held).to_dict(),
+            "online": idset.encode(state.online),
+            "torpid": idset.encode(state.torpid),
+            "exclude": idset.encode(self.excluded),
+            "drain": [{"ranks": idset.encode(ranks), **msgspec.to_builtins(drain)} for drain, ranks in same.items()],
+            "housekeeping": idset.encode(self.housekeeping()),
+            "queues": {name: idset.encode(ranks) for name, ranks in self.queues().items()},
+            "memory_mb": {idset.encode(ranks): mb for mb, ranks in memory.items() if mb},
+        }
+
+    def housekeeping(self) -> Iterable[int]:
+        """Nodes that are being tidied up."""
+        return ()
+
+    def queues(self) -> dict[str, list[int]]:
+        """The nodes of each configured queue."""
+        return {}
 
     def _known(self, ranks: Iterable[int]) -> list[int]:
         some = sorted(set(ranks))
@@ -243,6 +299,10 @@ class Resources:
         if unknown and strict:
             raise InvalidError(f"invalid targets: invalid hosts: {hostlist.encode(unknown)}")
         return [rank for rank, host in hosts.items() if host in wanted]
+
+
+def _bits(mask: int) -> tuple[int, ...]:
+    return tuple(at for at in range(mask.bit_length()) if mask >> at & 1)
 
 
 def _ranks(ranks: Iterable[int]) -> str:
