@@ -24,11 +24,18 @@ command = ["/bin/prolog", "--now"]
 timeout = "10m"
 kill-timeout = "30s"
 cancel-on-exception = false
+per-rank = true
+alarm = "1h"
 
 [job-manager.epilog]
 command = ["/bin/epilog"]
 timeout = "1h"
 kill-timeout = "20s"
+per-rank = true
+alarm = "2h"
+
+[job-manager.perilog]
+log-ignore = ["^debug:"]
 
 [exec]
 kill-timeout = "7s"
@@ -79,8 +86,9 @@ def test_every_key(tmp_path: Path) -> None:
     found = config.load(path)
     assert found == config.Config(
         job_manager=config.JobManager(
-            prolog=config.Perilog(["/bin/prolog", "--now"], "10m", "30s", False),
-            epilog=config.Perilog(["/bin/epilog"], "1h", "20s", True),
+            prolog=config.Perilog(["/bin/prolog", "--now"], "10m", "30s", False, True, "1h"),
+            epilog=config.Perilog(["/bin/epilog"], "1h", "20s", True, True, "2h"),
+            perilog=config.PerilogCommon(["^debug:"]),
             plugins=["one", "/two.py", config.PluginDirective("three", {"ports": 4})],
             hold_deadline="2d",
             hold_alarm="10m",
@@ -135,7 +143,7 @@ def test_no_file_is_the_defaults(tmp_path: Path) -> None:
     [
         ("colour = 1\n", 1, "colour"),
         ("# one\n\n[exec]\nkill-timeout = '1s'\nkill_timeout = '1s'\n", 5, "exec.kill_timeout"),
-        ("[job-manager.prolog]\ncommand = ['x']\n\nper-rank = true\n", 4, "job-manager.prolog.per-rank"),
+        ("[job-manager.prolog]\ncommand = ['x']\n\nper-node = true\n", 4, "job-manager.prolog.per-node"),
         ("[exec]\n[stagging]\ntimeout = '1d'\n", 2, "stagging"),
         ("[exec]\nkill-timeout = '1s'\n[exec.deeper]\nx = 1\n", 3, "exec.deeper"),
         ("[job-manager]\nprolog = {command = ['x'], nope = 1}\n", 2, "job-manager.prolog.nope"),

@@ -26,8 +26,16 @@ class Perilog(Section):
 
     command: list[str] | None = None
     timeout: str | None = None  #: FSD; prolog 30m, epilog unlimited by default
-    kill_timeout: str = "60s"
-    cancel_on_exception: bool = True
+    kill_timeout: str = "60s"  #: from SIGTERM to SIGKILL
+    cancel_on_exception: bool = True  #: of the prolog; an epilog is never canceled
+    per_rank: bool = False  #: on every node of the job; else on its first
+    alarm: str = "30m"  #: FSD; when one that may take as long as it likes still runs, the log says so, again and again
+
+
+class PerilogCommon(Section):
+    """[job-manager.perilog]."""
+
+    log_ignore: list[str] = []  #: lines of output that match one of these regular expressions are not logged
 
 
 class PluginDirective(Section):
@@ -41,6 +49,7 @@ class PluginDirective(Section):
 class JobManager(Section):
     prolog: Perilog = msgspec.field(default_factory=Perilog)
     epilog: Perilog = msgspec.field(default_factory=Perilog)
+    perilog: PerilogCommon = msgspec.field(default_factory=PerilogCommon)
     plugins: list[str | PluginDirective] = []  #: loaded at start, in this order
     hold_deadline: str = "1d"  #: FSD; of a hold whose plugin works and names no deadline; 0: none
     hold_alarm: str = "30m"  #: FSD; a hold without deadline that lasts longer is named in the log; 0: never

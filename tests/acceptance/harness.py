@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -20,6 +21,9 @@ from typing import Any, NamedTuple
 
 from leveret.client import Client
 from leveret.core import jobid as jobids
+from leveret.core.event import decode
+from leveret.core.resourcelog import ResourceState
+from leveret.core.resourcelog import apply_event as resource_event
 
 
 def words(text: str) -> list[str]:
@@ -331,6 +335,16 @@ class Instance(Commands):
             with contextlib.suppress(Exception):
                 self.client.cancel(job["id"], "end of test")
         until(lambda: not self.client.jobs(states=["active"], count=0), "an idle instance")
+
+
+def drained(instance: Instance) -> dict[int, str]:
+    """rank → reason of the drained nodes, as the resource eventlog on the disk has them."""
+    with contextlib.closing(sqlite3.connect(f"file:{instance.state_dir}/leveret.db?mode=ro", uri=True)) as database:
+        lines = [row[0] for row in database.execute("SELECT line FROM resource_event ORDER BY n")]
+    state = ResourceState()
+    for text in lines:
+        state = resource_event(state, decode(text), strict=False)
+    return {rank: drain.reason for rank, drain in sorted(state.drains.items())}
 
 
 def f58(jobid: str | int) -> str:

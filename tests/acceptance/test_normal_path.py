@@ -120,7 +120,7 @@ def test_a_prolog_that_a_signal_ends_and_one_that_takes_too_long(
     launch: Callable[..., Instance], tmp_path: Path
 ) -> None:
     for number, (command, extra, note, status) in enumerate(
-        [("kill -9 $$", "", "prolog killed by signal 9", 9), ("sleep 1000", 'timeout = "0.2s"', "prolog timed out", 14)]
+        [("kill -9 $$", "", "prolog killed by signal 9", 9), ("sleep 1000", 'timeout = "0.2s"', "prolog timed out", 15)]
     ):
         instance = launch(config=f'[job-manager.prolog]\ncommand = ["sh", "-c", "{command}"]\n{extra}\n')
         done = instance.run("true")

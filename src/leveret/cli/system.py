@@ -144,11 +144,12 @@ class LogFormat:
         except ValueError:
             return text.rstrip("\n")
         stamp, level, event = str(entry.pop("timestamp", "")), entry.pop("level", "info"), entry.pop("event", "")
+        component = str(entry.pop("component", output.NAME))
         values = " ".join(
             f"{key}={value if isinstance(value, str) else output.json_text(value)}" for key, value in entry.items()
         )
         level = {"error": "err", "critical": "crit"}.get(level, level)
-        head = f"{self._time(stamp)} {output.NAME}.{level}[0]:"
+        head = f"{self._time(stamp)} {component}.{level}[0]:"
         if self.colour:
             head = f"\x1b[{'31' if level in ('err', 'crit') else '32'}m{head}\x1b[0m"
         return f"{head} {event} {values}".rstrip().replace("\n", "\n    ")

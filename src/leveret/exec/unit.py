@@ -16,6 +16,7 @@ A spec is the object that ``start`` carries::
     env_key str            of an ``env`` message: ``env`` is added to that
     tasks [{rank int, local int, env {str: str}}]      env is added to the unit's
     duration_s float|null   kill_timeout_s float       the time limit, and from SIGALRM to SIGKILL
+    limit_signal int       sent at the time limit in place of SIGALRM
     output {memory_max int, limit_bytes int|null, file str, unbuffered bool}     see output.py
     stdin "pipe"|"null"|"file"     of a file: ``input``, its path
     tmpdir str|null       made before (0700), removed with its contents at the end
@@ -43,7 +44,7 @@ What is told is a row of numbered records (``record.py``), each with ``k``::
     refused       {rank, note, status, logs}             nothing was started: files or options cannot be
     output        {rank, stream, data, encoding?, eof?}  encoding is "base64" if data is no UTF-8
     extent        {file, start, end}                     a range of the output file, in bytes
-    timeout       {}                                     the time limit has expired; SIGALRM was sent
+    timeout       {}                                     the time limit has expired; SIGALRM (or limit_signal) was sent
     task-exit     {rank, local, pid, wait_status, signaled, exitcode}   128+S when killed by signal S
     exit          {status, stderr_tail?}                 the last: the largest exit code << 8; of work its wait status
 
@@ -152,6 +153,7 @@ class Unit:
         self._spec: Json | None = spec
         self._group = bool(spec.get("setpgrp", True))
         self._kill_timeout_s = float(spec.get("kill_timeout_s") or 5.0)
+        self._limit_signal = int(spec.get("limit_signal") or signal.SIGALRM)
         output = spec.get("output") or {}
         self._output: Output
         if spec.get("kind") == "work":
@@ -454,7 +456,7 @@ class Unit:
             return
         self._timed_out = True
         self.records.add("timeout", {})
-        self._signal(signal.SIGALRM)
+        self._signal(self._limit_signal)
         self._kill_after(self._kill_timeout_s)
 
     def _kill_after(self, delay_s: float) -> None:

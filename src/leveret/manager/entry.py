@@ -10,6 +10,7 @@ from leveret.core.job import Job
 from leveret.core.jobspec import Digest
 from leveret.core.resources import Rset
 from leveret.manager.shellopts import Shell
+from leveret.plugins.hooks import WorkResult
 
 
 class NodeAsk:
@@ -18,6 +19,7 @@ class NodeAsk:
     __slots__ = (
         "applied",
         "incarnation",
+        "lost",
         "node",
         "pids",
         "spec",
@@ -26,6 +28,7 @@ class NodeAsk:
         "stdin_acked",
         "stored",
         "tail",
+        "timed_out",
         "unit",
     )
 
@@ -37,6 +40,8 @@ class NodeAsk:
         self.stored = 0  #: of these, the highest whose effects are on disk
         self.started = False
         self.status: int | None = None  #: wait status once the unit has ended
+        self.lost = False  #: its helper was lost before it ended
+        self.timed_out = False  #: a work unit's: it ran into its time limit
         self.tail = ""  #: the end of a work unit's standard error
         self.spec: dict[str, Any] | None = None  #: of a work unit; a job's is made from its jobspec again
         self.stdin_acked = 0
@@ -45,6 +50,7 @@ class NodeAsk:
     def encode(self) -> bytes:
         """The stored form."""
         said = [self.incarnation, self.applied, self.started, self.status, self.tail, self.spec, self.pids]
+        said += [self.lost, self.timed_out]
         return msgspec.json.encode(said)
 
     @classmethod
@@ -53,8 +59,14 @@ class NodeAsk:
         ask = cls(unit, node, incarnation)
         ask.applied, ask.started, ask.status, ask.tail, ask.spec = applied, started, status, tail, spec
         ask.pids = rest[0] if rest else []  # records of earlier versions have none
+        ask.lost, ask.timed_out = rest[1:3] if len(rest) > 2 else (False, False)
         ask.stored = applied
         return ask
+
+    def result(self, stopped: bool = False) -> WorkResult:
+        """How a work unit has ended."""
+        assert self.status is not None
+        return WorkResult(self.status, self.tail, timed_out=self.timed_out, lost=self.lost, stopped=stopped)
 
 
 class Entry:
@@ -113,6 +125,10 @@ class Entry:
     @property
     def unit(self) -> str:
         return f"job/{self.job.id}"
+
+    def lost(self) -> set[int]:
+        """Nodes whose helper was lost with something of the job."""
+        return {ask.node for ask in self.asks.values() if ask.lost}
 
     def job_asks(self) -> list[NodeAsk]:
         unit = self.unit

@@ -472,7 +472,7 @@ class Manager:
         self.feed.ended(jobid)
         for ask in entry.asks.values():
             if ask.unit != entry.unit and ask.status is None:
-                self.perform.ended(ask.unit, WorkResult(15, "the job is over"))  # nobody will hear of it
+                self.perform.ended(ask.unit, ask.node, WorkResult(15, "the job is over"))  # nobody will hear of it
         for future in self._waiters.pop(jobid, ()):
             if not future.done():
                 future.set_result(None)

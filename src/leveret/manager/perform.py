@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from leveret.config import duration_error
 from leveret.core import duration, taskmap
 from leveret.core import jobid as jobids
-from leveret.errors import FormatError, NotFoundError
+from leveret.errors import FormatError
 from leveret.manager import shellopts
 from leveret.manager.entry import Entry, NodeAsk
-from leveret.manager.ports import Batch
 from leveret.manager.turn import Turn
-from leveret.plugins.hooks import WorkResult
+from leveret.manager.workruns import WorkRuns
 
 if TYPE_CHECKING:
     from leveret.manager.manager import Manager
@@ -24,12 +21,11 @@ if TYPE_CHECKING:
 
 #: environments kept at hand
 ENVS_MAX = 64
-#: how long after SIGKILL a stopped process is waited for
-STOP_GRACE_S = 10.0
 
 
-class Perform:
+class Perform(WorkRuns):
     def __init__(self, manager: Manager) -> None:
+        super().__init__()
         self.manager = manager
         try:
             self.kill_timeout_s = duration.parse(manager.config.exec.kill_timeout)
@@ -37,8 +33,6 @@ class Perform:
             raise duration_error(manager.config, "exec.kill-timeout", error.message) from None
         self.bind = manager.config.exec.cpu_affinity == "on"  #: tasks are bound to the job's cores by default
         self._envs: dict[str, dict[str, str]] = {}
-        self._results: dict[str, list[asyncio.Future[WorkResult]]] = {}
-        self._progress: dict[str, Callable[[dict[str, Any]], None]] = {}
         #: job → asks that are sent when its first node has begun: that one empties the files that they share
         self._rest: dict[int, list[tuple[NodeAsk, dict[str, Any]]]] = {}
 
@@ -226,130 +220,6 @@ class Perform:
         for ask in entry.job_asks():
             if ask.status is None:
                 self.manager.engine.signal(ask.node, ask.unit, signum, None)
-
-    # ---- processes that work for a job ---------------------------------------------------------------
-
-    async def run(
-        self,
-        jobid: int,
-        name: str,
-        argv: list[str],
-        cwd: str | None,
-        env: dict[str, str] | None,
-        timeout_s: float | None,
-        kill_timeout_s: float,
-        on_progress: Callable[[dict[str, Any]], None] | None,
-    ) -> WorkResult:
-        """At most one process per (job, name), ever: a second call waits for what the first one began."""
-        entry = self.manager.entry(jobid)
-        unit = f"work/{jobid}/{name}"
-        if on_progress is not None:
-            self._progress[unit] = on_progress
-        ask = next((a for a in entry.asks.values() if a.unit == unit), None)
-        if ask is None and unit in entry.unwanted:
-            return WorkResult(signal.SIGTERM, "")
-        if ask is None:
-            ask = self._begin(entry, unit, argv, cwd, env, timeout_s, kill_timeout_s)
-        future: asyncio.Future[WorkResult] = asyncio.get_running_loop().create_future()
-        waiting = self._results.setdefault(unit, [])
-        waiting.append(future)
-        try:
-            return await future if ask.status is None else WorkResult(ask.status, ask.tail)
-        except asyncio.CancelledError:
-            if not self.manager.works.ending and ask.status is None:
-                # what waited is not wanted any more, and so is the process; nothing goes on while it ends
-                self.stop_run(jobid, name, kill_timeout_s)
-                if self.manager.works.minds_current_task():
-                    await self._ended_soon(unit, kill_timeout_s + STOP_GRACE_S)
-            raise
-        finally:
-            self._progress.pop(unit, None)
-            waiting.remove(future)
-            if not waiting and self._results.get(unit) is waiting:
-                del self._results[unit]
-
-    async def _ended_soon(self, unit: str, patience_s: float) -> None:
-        future: asyncio.Future[WorkResult] = asyncio.get_running_loop().create_future()
-        waiting = self._results.setdefault(unit, [])
-        waiting.append(future)
-        try:
-            await asyncio.wait({future}, timeout=patience_s)
-        finally:
-            waiting.remove(future)
-            if not waiting and self._results.get(unit) is waiting:
-                del self._results[unit]
-
-    def _begin(
-        self,
-        entry: Entry,
-        unit: str,
-        argv: list[str],
-        cwd: str | None,
-        env: dict[str, str] | None,
-        timeout_s: float | None,
-        kill_timeout_s: float,
-    ) -> NodeAsk:
-        rset = entry.rset
-        if rset is None or not rset.ranks:
-            raise NotFoundError(f"{unit}: the job has no resources to run it on")
-        node = next(iter(rset.ranks))
-        spec = {
-            "kind": "work",
-            "jobid": entry.job.id,
-            "argv": argv,
-            "cwd": cwd or "/",
-            "env": {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), **(env or {}), "LEVERET_URI": self.manager.uri},
-            "tasks": [{"rank": 0, "local": 0, "env": {}}],
-            "duration_s": timeout_s,
-            "kill_timeout_s": kill_timeout_s,
-            "output": {
-                "memory_max": 65536,
-                "limit_bytes": 1 << 20,
-                "file": f"work/{unit.replace('/', '-')}.out",
-                "unbuffered": False,
-            },
-            "stdin": "null",
-            "tmpdir": None,
-            "umask": None,
-            "setpgrp": True,
-            "log": None,
-        }
-        ask = NodeAsk(unit, node, self.manager.engine.incarnation(node))
-        ask.spec = spec
-        with Turn(self.manager) as turn:
-            entry.asks[(unit, node)] = ask
-            entry.dirty.add((unit, node))
-            turn.touched.setdefault(entry.job.id, entry)
-            turn.after.append(lambda: self.send(ask, spec))
-        return ask
-
-    def stop_run(self, jobid: int, name: str, kill_timeout_s: float) -> None:
-        entry = self.manager.entries.get(jobid)
-        if entry is None:
-            return
-        unit = f"work/{jobid}/{name}"
-        asks = [ask for ask in entry.asks.values() if ask.unit == unit]
-        entry.unwanted.add(unit)
-
-        def send() -> None:
-            for ask in asks:
-                if ask.status is None:
-                    self.manager.engine.signal(ask.node, unit, signal.SIGTERM, kill_timeout_s)
-
-        # after the start, which may be on its way to the disk still
-        batch = Batch()
-        batch.on_commit.append(send)
-        self.manager.store.commit(batch)
-
-    def ended(self, unit: str, result: WorkResult) -> None:
-        for future in self._results.pop(unit, ()):
-            if not future.done():
-                future.set_result(result)
-
-    def progressed(self, unit: str, data: dict[str, Any]) -> None:
-        callback = self._progress.get(unit)
-        if callback is not None:
-            callback(data)
 
 
 def _slots(cores: int, gpus: int, cores_per_slot: int, gpus_per_slot: int) -> int:

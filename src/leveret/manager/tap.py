@@ -234,8 +234,39 @@ class PluginPort:
         timeout_s: float | None = None,
         kill_timeout_s: float = 5.0,
         on_progress: Callable[[dict[str, Any]], None] | None = None,
+        node: int | None = None,
+        output: bool = False,
     ) -> WorkResult:
-        return await self._manager.perform.run(jobid, name, argv, cwd, env, timeout_s, kill_timeout_s, on_progress)
+        return await self._manager.perform.run(
+            jobid, name, argv, cwd, env, timeout_s, kill_timeout_s, on_progress, node, output
+        )
+
+    async def run_on(
+        self,
+        jobid: int,
+        name: str,
+        nodes: Iterable[int],
+        argv: list[str],
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_s: float | None = None,
+        kill_timeout_s: float = 5.0,
+        on_result: Callable[[int, WorkResult], None] | None = None,
+    ) -> dict[int, WorkResult]:
+        return await self._manager.perform.run_on(
+            jobid, name, nodes, argv, cwd, env, timeout_s, kill_timeout_s, on_result=on_result
+        )
+
+    def begun(self, jobid: int, name: str, open: bool = False) -> set[int]:
+        return self._manager.perform.begun(jobid, name, open)
+
+    def lost(self, jobid: int) -> set[int]:
+        entry = self._manager.entries.get(jobid)
+        return entry.lost() if entry is not None else set()
+
+    def drain(self, ranks: Iterable[int], reason: str) -> None:
+        self._manager.resources.drain(ranks, reason, update=True)
 
     def stop_run(self, jobid: int, name: str, kill_timeout_s: float = 5.0) -> None:
         self._manager.perform.stop_run(jobid, name, kill_timeout_s)
@@ -273,6 +304,13 @@ class PluginPort:
 
     def now(self) -> float:
         return self._manager.clock.time()
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Any:
+        return self._manager.clock.call_at(when, callback)
+
+    @property
+    def ending(self) -> bool:
+        return self._manager.works.ending
 
     def log(self, message: str, **details: Any) -> None:
         self._manager.log.info(message, plugin=self._plugin, **details)

@@ -19,7 +19,7 @@ from leveret.manager import shellopts
 from leveret.manager.entry import Entry, NodeAsk
 from leveret.manager.ports import Batch
 from leveret.manager.turn import Turn
-from leveret.plugins.hooks import WorkResult
+from leveret.manager.worklog import WorkLog
 
 if TYPE_CHECKING:
     from leveret.manager.manager import Manager
@@ -44,6 +44,7 @@ class Units:
     def __init__(self, manager: Manager) -> None:
         self.manager = manager
         self.asked_at: dict[int, float] = {}
+        self.work_log = WorkLog(manager)
         #: job → timer of its exit-timeout, from the exit of its first task
         self._exit_timers: dict[int, Any] = {}
 
@@ -123,22 +124,37 @@ class Units:
         self.manager.store.commit(batch)
 
     def _work_records(self, turn: Turn, entry: Entry, ask: NodeAsk, records: list[Record]) -> None:
+        out: list[bytes] = []
+        own = ask.spec is not None and ask.spec["kind"] == "tasks"  # its output is the job's
         for record in records:
             kind = record["k"]
-            if kind == "output" and record.get("data"):
-                text = record["data"]
-                if record.get("encoding") == "base64":
-                    text = base64.b64decode(text).decode("utf-8", "backslashreplace")
-                self.manager.log.info("output", unit=ask.unit, stream=record["stream"], text=text[:4096])
+            if kind == "output" and own:
+                if data := _data({**record, "eof": False}):
+                    self._head(entry, turn.now, out)
+                    if "data" in data:
+                        out.append(line(float(record["ts"]), "data", data))
+            elif kind == "output":
+                self.work_log.output(ask.unit, ask.node, record)
             elif kind == "start-failed":
                 ask.tail = str(record["message"])
+                self.work_log.say(ask.unit, ask.node, "stderr", ask.tail)
+            elif kind == "log" and own:
+                self._head(entry, turn.now, out)
+                said = {"rank": ask.node, "level": record["level"], "message": record["message"]}
+                out.append(line(float(record["ts"]), "log", said))
+            elif kind == "timeout":
+                ask.timed_out = True
             elif kind == "exit":
-                self._work_ended(turn, ask, int(record["status"]), str(record.get("stderr_tail", "")) or ask.tail)
+                self.work_log.ended(ask.unit, ask.node)
+                self._work_ended(
+                    turn, entry, ask, int(record["status"]), str(record.get("stderr_tail", "")) or ask.tail
+                )
+        self.append(turn, entry, OUTPUT, out)
 
-    def _work_ended(self, turn: Turn, ask: NodeAsk, status: int, tail: str) -> None:
+    def _work_ended(self, turn: Turn, entry: Entry, ask: NodeAsk, status: int, tail: str) -> None:
         ask.status, ask.tail = status, tail
-        result = WorkResult(status, tail)
-        turn.after.append(lambda: self.manager.perform.ended(ask.unit, result))
+        result = ask.result(ask.unit in entry.unwanted)
+        turn.after.append(lambda: self.manager.perform.ended(ask.unit, ask.node, result))
 
     def _job_records(self, turn: Turn, entry: Entry, ask: NodeAsk, records: list[Record]) -> None:
         exec_lines: list[bytes] = []
@@ -352,8 +368,9 @@ class Units:
         if (timer := self._exit_timers.pop(entry.job.id, None)) is not None:
             timer.cancel()
         for ask in asks:
-            del entry.asks[(ask.unit, ask.node)]
-            entry.dirty.add((ask.unit, ask.node))
+            if not ask.lost:  # what ends the job must still know which nodes are gone
+                del entry.asks[(ask.unit, ask.node)]
+                entry.dirty.add((ask.unit, ask.node))
 
     # ---- a helper is gone --------------------------------------------------------------------------
 
@@ -369,10 +386,13 @@ class Units:
         with Turn(self.manager, ask.unit) as turn:
             turn.touched.setdefault(entry.job.id, entry)
             if ask.unit != entry.unit:
-                self._work_ended(turn, ask, LOST_STATUS, f"helper lost on {host}")
+                ask.lost = True
+                self._work_ended(turn, entry, ask, LOST_STATUS, f"helper lost on {host}")
                 entry.dirty.add((ask.unit, ask.node))
                 return
             note = f"helper lost on {host} (rank {ask.node})"
+            ask.lost = True
+            entry.dirty.add((ask.unit, ask.node))
             self._gone(turn, entry, ask, note, "node-failure")
 
     def unkillable(self, entry: Entry, ask: NodeAsk) -> None:

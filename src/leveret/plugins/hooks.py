@@ -211,13 +211,26 @@ NOT_YET: Final = _NotYet()
 
 
 class WorkResult:
-    """How a process that a helper ran for a plugin ended. `status` is its wait status."""
+    """How a process that a helper ran for a plugin ended."""
 
-    __slots__ = ("status", "tail")
+    __slots__ = ("begun", "lost", "status", "stopped", "tail", "timed_out")
 
-    def __init__(self, status: int, tail: str) -> None:
-        self.status = status
-        self.tail = tail
+    def __init__(
+        self,
+        status: int,
+        tail: str,
+        *,
+        timed_out: bool = False,
+        lost: bool = False,
+        stopped: bool = False,
+        begun: bool = True,
+    ) -> None:
+        self.status = status  #: its wait status
+        self.tail = tail  #: the end of its standard error
+        self.timed_out = timed_out  #: it ran into its time limit
+        self.lost = lost  #: its helper was lost, and it with it
+        self.stopped = stopped  #: it was asked to stop before it ended
+        self.begun = begun  #: false: it was stopped before it began
 
 
 class Manager(Protocol):
@@ -241,6 +254,12 @@ class Manager(Protocol):
     def resources(self, jobid: int) -> Rset | None:
         """R of an active job, None before `alloc`."""
 
+    def lost(self, jobid: int) -> set[int]:
+        """Ranks of the job's nodes whose helper was lost with something of the job."""
+
+    def drain(self, ranks: Iterable[int], reason: str) -> None:
+        """Give these nodes no new work; the reason of one that is drained already stays."""
+
     def start_requested(self, jobid: int) -> bool:
         """True from the moment at which the engine was asked to start the tasks."""
 
@@ -261,11 +280,32 @@ class Manager(Protocol):
         timeout_s: float | None = None,
         kill_timeout_s: float = 5.0,
         on_progress: Callable[[dict[str, Any]], None] | None = None,
+        node: int | None = None,
+        output: bool = False,
     ) -> WorkResult:
-        """Run one process on the job's first node, at most once per (job, name), ever.
+        """Run one process on the job's first node (or on `node`), at most once per (job, name, node), ever.
 
         Called again for the same name (after a restart) it waits for the process that was started then.
+        With `output` what it prints is the job's output (the first MiB of each stream), else the instance's log has it.
         """
+
+    async def run_on(
+        self,
+        jobid: int,
+        name: str,
+        nodes: Iterable[int],
+        argv: list[str],
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_s: float | None = None,
+        kill_timeout_s: float = 5.0,
+        on_result: Callable[[int, WorkResult], None] | None = None,
+    ) -> dict[int, WorkResult]:
+        """As `run`, on several nodes at a time; `on_result` hears of each one as it ends."""
+
+    def begun(self, jobid: int, name: str, open: bool = False) -> set[int]:
+        """Ranks on which a process of that name was begun; with `open` those where it has not ended."""
 
     def stop_run(self, jobid: int, name: str, kill_timeout_s: float = 5.0) -> None:
         """SIGTERM to a process begun with `run`, SIGKILL after `kill_timeout_s`."""
@@ -288,6 +328,13 @@ class Manager(Protocol):
 
     def now(self) -> float:
         """Seconds since the epoch."""
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Any:
+        """Call back at an absolute time, seconds since the epoch; the answer has `cancel()`. It does not outlive the daemon."""
+
+    @property
+    def ending(self) -> bool:
+        """The daemon ends: work that is canceled now is taken up again by the next one."""
 
     def log(self, message: str, **details: Any) -> None:
         """To the instance's log."""
