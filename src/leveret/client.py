@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from leveret import instance as instances
+from leveret.client_upkeep import UpkeepCalls
 from leveret.connection import Backoff, Connection, LineStream, LostError, encode_json, make_request, quote
 from leveret.errors import BusyError, LeveretError, NotFoundError, UnreachableError
 from leveret.holding import HoldMethods
@@ -37,7 +38,7 @@ JobId = int | str
 Record = dict[str, Any]
 
 
-class Client(HoldMethods, QueueClient, ResourceClient):
+class Client(HoldMethods, QueueClient, ResourceClient, UpkeepCalls):
     """A client of one instance. Not for several threads at once; use one client a thread."""
 
     def __init__(self, uri: str | None = None, start: bool = True, patience_s: float = PATIENCE_S) -> None:

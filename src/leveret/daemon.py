@@ -39,6 +39,7 @@ from leveret.exec.local import LocalEngine
 from leveret.exec.simulated import SimulatedEngine
 from leveret.manager.manager import Manager
 from leveret.manager.queries import Queries
+from leveret.store import backup
 from leveret.store.sqlite import Store
 from leveret.wire import PROTOCOL
 
@@ -266,6 +267,12 @@ class Daemon:
         await self.store.barrier()
         asyncio.get_running_loop().call_later(0.05, lambda: self.end(helpers=not keep))
         return left
+
+    async def dump(self, path: str, archive: bool) -> dict[str, Any]:
+        """Copy the instance while it runs (store/backup.py)."""
+        await self.store.barrier()
+        with self.manager.purges.keep_files():
+            return await asyncio.to_thread(backup.dump, self.state_dir, Path(path), archive)
 
     def owner_gone(self, fd: int) -> None:
         """The `leveret start` that runs us is no more."""

@@ -172,3 +172,10 @@ class Load(Body):
 class Shutdown(Body):
     timeout_s: float = 10.0
     keep: bool = False
+
+
+class Dump(Body):
+    """Where the copy goes, on the daemon's machine."""
+
+    path: str
+    archive: bool = False  #: one tar file instead of a directory

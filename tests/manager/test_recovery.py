@@ -296,8 +296,8 @@ def test_a_log_that_cannot_be_read_is_put_aside_and_the_others_go_on(tmp_path: P
         db.close()
         rig.boot()
         await rig.quiet()
-        assert [(event, details["why"][:12]) for event, details in rig.log.take_errors()] == [
-            ("job quarantined", "FormatError(")
+        assert [(event, details["why"][:27]) for event, details in rig.log.take_errors()] == [
+            ("job quarantined", "event 2 of the eventlog: no")
         ]
         await rig.run(good)
         assert rig.story(good)[-1] == "clean"

@@ -19,6 +19,7 @@ from leveret.api import openapi, queue_routes
 from leveret.api.hold_routes import HoldRoutes
 from leveret.api.resource_routes import ROUTES as RESOURCE_ROUTES
 from leveret.api.resource_routes import ResourceRoutes
+from leveret.api.upkeep_routes import UpkeepRoutes
 from leveret.core import jobid as jobids
 from leveret.errors import (
     BusyError,
@@ -54,12 +55,14 @@ class Instance(Protocol):
 
     async def shut_down(self, timeout_s: float, keep: bool) -> list[str]: ...
 
+    async def dump(self, path: str, archive: bool) -> dict[str, Any]: ...
+
 
 def answer(value: Any, status: int = 200) -> Response:
     return Response(_encode(value), status, media_type="application/json")
 
 
-class Api(HoldRoutes, ResourceRoutes, queue_routes.QueueRoutes):
+class Api(HoldRoutes, ResourceRoutes, queue_routes.QueueRoutes, UpkeepRoutes):
     def __init__(self, manager: Manager, queries: Queries, instance: Instance, owner_uid: int) -> None:
         self.manager = manager
         self.queries = queries
@@ -339,7 +342,8 @@ class Api(HoldRoutes, ResourceRoutes, queue_routes.QueueRoutes):
     # ---- the instance ------------------------------------------------------------------------------
 
     async def status(self, request: Request) -> Response:
-        return answer({**self.instance.describe(), "jobs": await self.queries.counts()})
+        quarantined = len(self.manager.quarantine.jobs)
+        return answer({**self.instance.describe(), "jobs": await self.queries.counts(), "quarantined": quarantined})
 
     async def stats(self, request: Request) -> Response:
         return answer(await self.queries.stats())
@@ -404,6 +408,11 @@ ROUTES: list[tuple[str, str, str, type | None]] = [
     ("POST", "/v1/jobtap", "load", wire.Load),
     ("GET", "/v1/jobtap/{name}", "plugin", None),
     ("DELETE", "/v1/jobtap/{name}", "remove", None),
+    ("GET", "/v1/jobs/{id}/export", "export", None),
+    ("GET", "/v1/quarantine", "quarantined", None),
+    ("POST", "/v1/quarantine/{id}/kill", "quarantine_kill", None),
+    ("DELETE", "/v1/quarantine/{id}", "quarantine_remove", None),
+    ("POST", "/v1/dump", "dump", wire.Dump),
     ("POST", "/v1/shutdown", "shutdown", wire.Shutdown),
     ("GET", "/v1/openapi.json", "openapi", None),
     *RESOURCE_ROUTES,

@@ -38,6 +38,8 @@ VERBS = {
     "holds": ("leveret.cli.job_holds", "holds", "List what keeps jobs waiting, and who holds it."),
     "give-up": ("leveret.cli.job_holds", "give_up", "Wait for a hold of a job no longer."),
     "urgency": (ACT, "urgency", "Set a job's urgency."),
+    "export": ("leveret.cli.upkeep", "export", "Write everything about a job as one JSON object."),
+    "quarantine": ("leveret.cli.quarantine", "quarantine", "Jobs whose records cannot be read: list, export, remove."),
     "submit": (ACT, "submit", "Submit a jobspec as JSON."),
 }
 

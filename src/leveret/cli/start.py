@@ -312,4 +312,5 @@ def describe(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("state", str(status.get("state_dir", ""))),
         ("version", f"{status.get('version')} (protocol {status.get('protocol')})"),
         ("jobs", jobs or "none"),
+        *([("quarantined", f"{count} (leveret job quarantine list)")] if (count := status.get("quarantined")) else []),
     ]

@@ -7,6 +7,8 @@ is read from its first event.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 from msgspec.structs import replace
 
@@ -121,3 +123,18 @@ def _guest(kind: str, events: list[tuple[int, Event]], problems: list[Problem]) 
             problems.append(Problem(number, "header: must be the first event, and there is one", event.name))
         elif event.name == "data" and not isinstance(event.get("stream"), str):
             problems.append(Problem(number, "data: missing key `stream`", event.name))
+
+
+def whole(rows: Iterable[tuple[int, bytes]]) -> list[Event]:
+    """The events of a job's log from its stored rows (n, line). Raises FormatError when some is missing or damaged."""
+    events: list[Event] = []
+    for n, line in rows:
+        if n != len(events) + 1:
+            raise FormatError(f"event {len(events) + 1} is missing from the eventlog")
+        try:
+            events.append(decode(line))
+        except FormatError as error:
+            raise FormatError(f"event {n} of the eventlog: {error.message}") from None
+    if not events or events[0].name != "submit":
+        raise FormatError("the eventlog does not begin with `submit`")
+    return events

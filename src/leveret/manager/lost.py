@@ -54,6 +54,7 @@ class Lost:
             entry = self.manager.entry_of_unit(name)
             ask = entry.asks.get((name, node)) if entry is not None else None
             wanted = ask is not None and ask.incarnation == incarnation and ask.status is None
+            wanted = wanted or self.manager.quarantine.of_unit(name) is not None
             if not wanted and unit.get("ended") is False:
                 self.manager.log.warning("killed what a lost node still ran", node=node, unit=name)
                 self.manager.engine.signal(node, name, signal.SIGKILL, 0.0)

@@ -30,6 +30,7 @@ from leveret.manager.lost import Lost
 from leveret.manager.perform import Perform
 from leveret.manager.ports import Clock, Engine, Log, Store
 from leveret.manager.purge import Purge
+from leveret.manager.quarantine import Quarantine
 from leveret.manager.queues import Queues
 from leveret.manager.recovery import Recovery
 from leveret.manager.resources import Resources
@@ -126,6 +127,7 @@ class Manager:
         self.purges = Purge(self)
         self.queues = Queues(self)
         self.updates = Updates(self)
+        self.quarantine = Quarantine(self)
         self.registry = registries.Registry(self._plugin_error)
         self.stopping = ""  #: why no new work is taken
         self._epoch_ms = epoch_ms
@@ -165,6 +167,8 @@ class Manager:
         if entry is not None:
             return entry.job
         job = self._outcomes.get(jobid)
+        if jobid in self.quarantine:
+            raise self.quarantine.refusal(jobid)
         if job is None:
             events = [decode(line) for line in self.store.all_events(jobid)]
             if not events:

@@ -6,6 +6,8 @@ dependency on it is decided as before, and so that its id is never given again.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,6 +32,7 @@ class Purge:
     def __init__(self, manager: Manager) -> None:
         self.manager = manager
         limits = manager.config.job_manager
+        self.kept = 0  #: who copies the files now; what is purged meanwhile is unlinked afterwards
         self.num_limit = limits.inactive_num_limit
         self.age_limit_s: float | None = None
         if limits.inactive_age_limit is not None:
@@ -113,13 +116,23 @@ class Purge:
 
     def unlink(self, files: list[tuple[int, str]]) -> None:
         """Remove output files whose jobs are gone, and the notes that say so."""
-        if not files:
+        if not files or self.kept:
             return
         for node, file in files:
             self.manager.engine.remove_output(node, file)
         with Turn(self.manager, "unlink") as turn:
             for node, file in files:
                 turn.op("DELETE FROM leftover WHERE node=? AND file=?", node, file)
+
+    @contextlib.contextmanager
+    def keep_files(self) -> Iterator[None]:
+        """While files are copied none goes."""
+        self.kept += 1
+        try:
+            yield
+        finally:
+            self.kept -= 1
+            self.unlink(self.manager.store.leftovers())
 
     # ---- by the limits -----------------------------------------------------------------------------
 

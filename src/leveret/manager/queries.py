@@ -18,7 +18,7 @@ from leveret.core import jobid as jobids
 from leveret.core.job import Job
 from leveret.core.transitions import NEW, PENDING, RUNNING, State
 from leveret.core.verdict import phase
-from leveret.errors import FormatError, InvalidError, NotFoundError
+from leveret.errors import ConflictError, FormatError, InvalidError, NotFoundError
 from leveret.manager.manager import Manager
 from leveret.manager.units import EXEC, INPUT, OUTPUT, line
 
@@ -77,10 +77,24 @@ class Queries:
         recent = self.manager.finals.get(jobid)
         if recent is not None:
             return self._dress(recent)
+        if jobid in self.manager.quarantine:
+            raise self.manager.quarantine.refusal(jobid)
         body = self.store.done_record(jobid)
         if body is None:
             return self._dress(self.manager.record(entry)) if entry is not None else None
-        return self._dress(_decode(body))
+        record = self._final(body)
+        if record is None:
+            raise ConflictError("the record of this job is damaged", "see `leveret fsck`")
+        return self._dress(record)
+
+    def _final(self, body: bytes) -> Record | None:
+        """The record of an inactive job; None when it is damaged: the others are listed all the same."""
+        try:
+            record: Record = _decode(body)
+            return record if record["id"] and record["userid"] is not None else None
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+            self.manager.log.error("damaged record of an inactive job", record=repr(body[:200]))
+            return None
 
     def _dress(self, record: Record) -> Record:
         record["username"] = username(record["userid"])
@@ -140,7 +154,9 @@ class Queries:
 
         if State.INACTIVE in wanted or allowed:
             for number, body in enumerate(self.store.inactive(1 << 62, since)):
-                record = _decode(body)
+                record = self._final(body)
+                if record is None:
+                    continue
                 take_active(record["id"])
                 if len(out) >= limit:
                     break
@@ -375,6 +391,11 @@ class Queries:
         progress = next((p for p in entry.progress.values()), None)
         body = {"state": entry.job.state.name, "phase": name, "waiting_for": waiting, "progress": progress}
         return bytes(_encode({"status": body})) + b"\n"
+
+    async def lines(self, jobid: int, path: str) -> AsyncIterator[bytes]:
+        """Every RFC 18 line of one eventlog; output that lies in a file is among them."""
+        async for _token, body in self._lines(jobid, path, "0"):
+            yield body
 
     async def _lines(
         self, jobid: int, path: str, token: str, newline: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +14,9 @@ from leveret.core import jobid as jobids
 from leveret.core import jobspec as jobspecs
 from leveret.core.event import decode
 from leveret.core.job import replay
+from leveret.core.logcheck import whole
 from leveret.core.transitions import SCHED
-from leveret.errors import InternalError
+from leveret.errors import FormatError, InternalError, LeveretError
 from leveret.manager import plugindata
 from leveret.manager.entry import Entry, NodeAsk
 from leveret.manager.ports import Batch
@@ -31,6 +34,7 @@ _decode = msgspec.json.Decoder().decode
 class Recovery:
     def __init__(self, manager: Manager) -> None:
         self.manager = manager
+        self._environments: set[str] = set()  #: hashes that have been found whole
         self._held: list[tuple[int, str]] = []  #: (job, hold) that an earlier daemon has left to plugins
 
     def recover(self) -> None:
@@ -47,42 +51,75 @@ class Recovery:
             try:
                 self._recover_job(jobid)
             except Exception as error:
-                self.manager.log.error("job quarantined", job=jobids.encode(jobid), why=repr(error))
-        for jobid, key, value in self.manager.store.kv_of_active("ask/"):
-            if (entry := self.manager.entries.get(jobid)) is not None:
-                unit, _, node = key.rpartition("/")
-                ask = NodeAsk.decode(unit, int(node), value)
-                entry.asks[(unit, ask.node)] = ask
-                if unit == entry.unit and entry.job.status is None:
-                    entry.in_flight.add("start")
-        for jobid, key, value in self.manager.store.kv_of_active("hold/"):
-            if (entry := self.manager.entries.get(jobid)) is not None and key in entry.job.holds:
-                entry.owners[key], lease_s = plugindata.decode_owner(value)
-                if lease_s is not None:
-                    entry.leases[key] = lease_s
-                self._held.append((jobid, key))
-        for jobid, key, value in self.manager.store.kv_of_active(plugindata.PREFIX):
-            if (entry := self.manager.entries.get(jobid)) is not None:
-                plugindata.restore(entry, key, value)
+                self.manager.quarantine.put(jobid, error)
+        asks = self.manager.store.kv_of_active("ask/")
+        self._of_active(asks, self._recover_ask)
+        self._of_active(self.manager.store.kv_of_active("hold/"), self._recover_hold)
+        self._of_active(self.manager.store.kv_of_active(plugindata.PREFIX), plugindata.restore)
+        self._take_resources()
+        self.manager.quarantine.settle(asks)
         self.manager.queues.recovered()
-        for entry in self.manager.entries.values():
+        for entry in list(self.manager.entries.values()):
             self.manager.registry.call("new", str(entry.job.id), entry.job)
+
+    def _of_active(self, rows: list[tuple[int, str, bytes]], recover: Callable[[Entry, str, bytes], None]) -> None:
+        """Each row to its job; one that cannot be read puts the job aside."""
+        for jobid, key, value in rows:
+            if (entry := self.manager.entries.get(jobid)) is not None:
+                try:
+                    recover(entry, key, value)
+                except Exception as error:
+                    self.manager.quarantine.put(jobid, InternalError(f"what was kept of it cannot be read: {error!r}"))
+
+    def _recover_ask(self, entry: Entry, key: str, value: bytes) -> None:
+        unit, _, node = key.rpartition("/")
+        ask = NodeAsk.decode(unit, int(node), value)
+        entry.asks[(unit, ask.node)] = ask
+        if unit == entry.unit and entry.job.status is None:
+            entry.in_flight.add("start")
+
+    def _recover_hold(self, entry: Entry, key: str, value: bytes) -> None:
+        if key in entry.job.holds:
+            entry.owners[key], lease_s = plugindata.decode_owner(value)
+            if lease_s is not None:
+                entry.leases[key] = lease_s
+            self._held.append((entry.job.id, key))
+
+    def _take_resources(self) -> None:
+        for entry in list(self.manager.entries.values()):
+            if entry.rset is not None and not entry.job.freed:
+                try:
+                    self.manager.pool.take(entry.rset)
+                except LeveretError as error:
+                    self.manager.quarantine.put(entry.job.id, error)
+
+    def _rows(self, jobid: int) -> Iterator[tuple[int, bytes]]:
+        after = 0
+        while page := self.manager.store.events(jobid, after):
+            yield from page
+            after = page[-1][0]
 
     def _recover_job(self, jobid: int) -> None:
         row = self.manager.store.job_row(jobid)
         if row is None:
-            raise InternalError("no such row")
-        job = replay(jobid, (decode(line) for line in self.manager.store.all_events(jobid)))
-        spec = _decode(row[1])
-        entry = Entry(job, jobspecs.digest(jobspecs.updated(spec, job.updates) if job.updates else spec))
+            raise FormatError("its jobspec is missing")
+        job = replay(jobid, whole(self._rows(jobid)))
+        if job.done:
+            raise FormatError("the eventlog ends with `clean`, and its record is missing")
+        try:
+            spec = _decode(row[1])
+            entry = Entry(job, jobspecs.digest(jobspecs.updated(spec, job.updates) if job.updates else spec))
+        except (msgspec.DecodeError, LeveretError, LookupError, TypeError) as error:
+            raise FormatError(f"its jobspec cannot be read: {error}") from None
         entry.env_hash = row[2]
         stored = self.manager.store.kv(jobid, "R")
         if stored is not None and job.allocated:
             entry.rset = resources.from_dict(_decode(stored))
             if DURATION in job.updates:
                 entry.rset.expiration = job.expiration
-            if not job.freed:
-                self.manager.pool.take(entry.rset)
+        elif job.allocated and not job.freed:
+            raise FormatError("its resources (R) are missing")
+        self._check_environment(row[2])
         entry.lines = self.manager.store.guest_next(jobid)
         entry.timed_out = job.fatal is not None and job.fatal.type == "timeout"
         entry.task_exit = "guest.exec.eventlog" in entry.lines and any(
@@ -91,6 +128,15 @@ class Recovery:
         if INPUT in entry.lines:
             self._recover_stdin(entry)
         self.manager.entries[jobid] = entry
+
+    def _check_environment(self, digest: str | None) -> None:
+        """A job must not run with another environment than its own."""
+        if digest is None or digest in self._environments:
+            return
+        body = self.manager.store.env(digest)
+        if hashlib.blake2b(body, digest_size=16).hexdigest() != digest:
+            raise FormatError("its environment is missing or damaged")
+        self._environments.add(digest)
 
     def _recover_stdin(self, entry: Entry) -> None:
         at = 1
@@ -135,6 +181,10 @@ class Recovery:
                 self.manager.holds.orphan(held, hold)
         self._held.clear()
         self.manager.purges.start()
+        self.dependencies_restored()
+
+    def dependencies_restored(self) -> None:
+        """Jobs that wait for others that have ended while nobody looked."""
         dependencies = self.manager.registry.get("dependencies")
         if isinstance(dependencies, Dependencies) and self.manager.entries:
             any_entry = next(iter(self.manager.entries.values()))
@@ -166,6 +216,7 @@ class Recovery:
     def on_connected(self, node: int, incarnation: str, units: dict[str, dict[str, Any]]) -> None:
         """A helper is there: send again, to the same incarnation only, what it has not got."""
         self.manager.lost.on_back(node, incarnation, units)
+        self.manager.quarantine.on_connected(node, units)
         batch = Batch()  # it writes nothing: what is sent here is on disk by then, as everything that is ever sent
         for entry in self.manager.entries.values():
             for ask in entry.asks.values():
@@ -198,7 +249,7 @@ class Recovery:
 
     def have(self, node: int, incarnation: str) -> dict[str, int]:
         """unit → number of the last record that is stored, for one helper."""
-        return {
+        return self.manager.quarantine.have(node, incarnation) | {
             ask.unit: ask.stored
             for entry in self.manager.entries.values()
             for ask in entry.asks.values()
@@ -207,7 +258,7 @@ class Recovery:
 
     def lost_asks(self, node: int, incarnation: str) -> set[str]:
         """Incarnations other than the living one that asks of a node were made to."""
-        return {
+        return self.manager.quarantine.incarnations(node, but=incarnation) | {
             ask.incarnation
             for entry in self.manager.entries.values()
             for ask in entry.asks.values()

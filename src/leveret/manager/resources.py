@@ -94,7 +94,10 @@ class Resources:
         manager, inventory = self.manager, self.manager.inventory
         for row, text in manager.store.resource_events():
             self._row = row
-            self.state = apply_event(self.state, decode(text), strict=False)
+            try:
+                self.state = apply_event(self.state, decode(text), strict=False)
+            except FormatError as error:
+                manager.log.error("damaged event of the resource eventlog", row=row, why=error.message)
         nodes = inventory.rset.ranks
         self.excluded = inventory.excluded
         with Turn(manager, "resource") as turn:

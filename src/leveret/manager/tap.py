@@ -197,6 +197,8 @@ class PluginPort:
         return None if entry is None else entry.job
 
     def outcome(self, jobid: int) -> Job | None:
+        if jobid in self._manager.quarantine:
+            return self._manager.quarantine.get(jobid).job
         return self._manager.outcome(jobid) or self._manager.purges.outcome(jobid)
 
     def verdict(self, jobid: int) -> Verdict | None:

@@ -85,6 +85,8 @@ class Units:
         ask = entry.asks.get((unit, node)) if entry is not None else None
         last = int(records[-1]["n"])
         given_up = ask is not None and ask.status is not None and ask.stored == ask.applied
+        if entry is None and manager.quarantine.on_records(node, unit, records):
+            return
         if entry is None or ask is None or given_up or entry.job.state is INACTIVE:
             self.tell(node, unit, last, any(r["k"] == "exit" for r in records))
             return

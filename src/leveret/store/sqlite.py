@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,6 +70,16 @@ class _Barrier:
 _SQL = [""] + ["INSERT INTO sink VALUES " + ",".join(["(?,?,?,?,?,?)"] * n) for n in range(1, ROWS_PER_STATEMENT + 1)]
 
 
+def migrations() -> list[Traversable]:
+    """The numbered files, in order; a schema's version is how many of them have been applied."""
+    files = resources.files("leveret.store").joinpath("migrations").iterdir()
+    return sorted((f for f in files if f.name.endswith(".sql")), key=lambda f: f.name)
+
+
+def schema_version() -> int:
+    return len(migrations())
+
+
 class Store:
     """One database file. `read` is for the loop's thread; writes go through `commit`."""
 
@@ -104,10 +115,7 @@ class Store:
         return db
 
     def _migrate(self) -> None:
-        files = sorted(
-            (f for f in resources.files("leveret.store").joinpath("migrations").iterdir() if f.name.endswith(".sql")),
-            key=lambda f: f.name,
-        )
+        files = migrations()
         version = self._writer.execute("PRAGMA user_version").fetchone()[0]
         if version > len(files):
             raise ConfigError(
