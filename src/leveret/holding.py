@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from leveret.connection import quote
-from leveret.errors import ConflictError, LeveretError, NotFoundError
+from leveret.errors import ConflictError, EventError, LeveretError, NotFoundError
 
 if TYPE_CHECKING:
     import asyncio
@@ -204,7 +204,7 @@ class Hold:
             while not self._over.wait(every_s):
                 try:
                     client.renew_hold(self.jobid, self.name, kind=self.kind)
-                except (ConflictError, NotFoundError):
+                except (EventError, ConflictError, NotFoundError):
                     self.lost = not self._closed
                     return
                 except LeveretError:
@@ -347,7 +347,7 @@ class AsyncHold:
             await asyncio.sleep(every_s)
             try:
                 await self.client.renew_hold(self.jobid, self.name, kind=self.kind)
-            except (ConflictError, NotFoundError):
+            except (EventError, ConflictError, NotFoundError):
                 self.lost = not self._closed
                 return
             except LeveretError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import re
@@ -27,6 +28,8 @@ BUILTIN: dict[str, type[Plugin]] = {
     "perilog": PerilogPlugin,
     "staging": Staging,
 }
+#: loaded by name, when a site asks for them
+LOADABLE: dict[str, str] = {"ports": "leveret.plugins.ports"}
 #: methods that may refuse a submission, by Reject or by raising InvalidError
 REFUSING = ("create", "validate", "dependency", "update_")
 ENTRY_POINTS = "leveret.plugins"
@@ -194,6 +197,8 @@ def load_class(source: str) -> tuple[str, str, type[Plugin]]:
         return name, str(path), _class_in(_module(name, path), source)
     if source in BUILTIN:
         return source, source, BUILTIN[source]
+    if source in LOADABLE:
+        return source, source, _class_in(importlib.import_module(LOADABLE[source]), source)
     for point in metadata.entry_points(group=ENTRY_POINTS):
         if point.name == source:
             try:
@@ -204,7 +209,8 @@ def load_class(source: str) -> tuple[str, str, type[Plugin]]:
                 found = _class_in(found, source)
             return source, source, found
     raise NotFoundError(
-        f"no plugin named `{source}`", f"a plugin is a FILE.py or an entry point of group {ENTRY_POINTS}"
+        f"no plugin named `{source}`",
+        f"a plugin is a FILE.py, an entry point of group {ENTRY_POINTS}, or one of: {', '.join(LOADABLE)}",
     )
 
 
