@@ -6,17 +6,16 @@ import sys
 from leveret.core.job import Hold, Job
 from leveret.plugins.hooks import Answers, Plugin, PrologHold, Remember, SetEnv, WorkFailed
 
-CHECK = "import socket, sys\nfor port in sys.argv[1:]: socket.socket().bind(('', int(port)))"
+CHECK = [sys.executable, "-c", "import socket, sys\nfor port in sys.argv[1:]: socket.socket().bind(('', int(port)))"]
 
 
 class Ports(Plugin):
     def free(self, job: Job, above: int = 0) -> tuple[list[int], list[str]]:
-        """The next ports that no job has; when all are had, that no job on the same nodes has."""
         low, high = map(int, str(self.conf.get("range", "11000-12999")).split("-"))
         rset, count = self.manager.resources(job.id), int(self.conf.get("count", 2))
         mine = {node.host for node in rset.ranks.values()} if rset else set()
         used = [self.manager.recall(other.id, "has", ([], [])) for other in self.manager.active() if other.id != job.id]
-        for shared in (False, True):
+        for shared in (False, True):  # that no job has; when all are had, that no job on the same nodes has
             taken = {port for ports, hosts in used if not shared or mine & set(hosts) for port in ports}
             for first in range(max(low, above), high + 2 - count, count):
                 if taken.isdisjoint(ports := range(first, first + count)):
@@ -28,11 +27,12 @@ class Ports(Plugin):
 
     async def give(self, job: Job) -> None:
         ports, hosts = self.manager.recall(job.id, "has") or self.free(job)
-        check, status = [sys.executable, "-c", CHECK], 1
-        while status:  # what is answered is stored first, and goes with the job
+        rset, busy = self.manager.resources(job.id), True
+        while busy and rset:  # what is answered is stored first, and goes with the job
             self.manager.answer(job.id, Remember(has=(ports, hosts)))
-            status = (await self.manager.run(job.id, f"ports-{ports[0]}", [*check, *map(str, ports)])).status
-            ports, hosts = (ports, hosts) if status == 0 else self.free(job, ports[-1] + 1)  # others listen there
+            run = self.manager.run_on(job.id, f"ports-{ports[0]}", rset.ranks, [*CHECK, *map(str, ports)])
+            busy = any(result.status for result in (await run).values())  # somebody else listens there
+            ports, hosts = self.free(job, ports[-1] + 1) if busy else (ports, hosts)
         self.manager.answer(job.id, SetEnv({self.conf.get("env", "LEVERET_PORTS"): ",".join(map(str, ports))}))
 
     async def resume(self, job: Job, hold: Hold) -> None:
