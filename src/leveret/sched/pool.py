@@ -27,6 +27,7 @@ class PoolNode:
         "excluded",
         "gpus",
         "gpus_free",
+        "held",
         "host",
         "memory_free_mb",
         "memory_mb",
@@ -59,6 +60,28 @@ class PoolNode:
         self.drained = False
         self.excluded = False
         self.bit = 1 << rank
+        #: mask of cores of an allocation → mask of its GPUs, its memory, and the set that it belongs to
+        self.held: dict[int, tuple[int, int, Rset]] = {}
+
+    def holders(self) -> list[tuple[int, int, int, float, float]]:
+        """What is held here: (cores, GPUs, MB, start, expiration)."""
+        return [
+            (cores.bit_count(), gpus.bit_count(), memory, rset.starttime, rset.expiration)
+            for cores, (gpus, memory, rset) in self.held.items()
+        ]
+
+    def signature(self) -> object:
+        """Equal for nodes that have the same free, and whose holders end alike."""
+        if not self.held:
+            return (self.cores_free.bit_count(), self.gpus_free.bit_count(), self.memory_free_mb, self.ncores)
+        if len(self.held) == 1:
+            return (self.cores_free.bit_count(), self.gpus_free.bit_count(), self.memory_free_mb, *self.holders())
+        return (
+            self.cores_free.bit_count(),
+            self.gpus_free.bit_count(),
+            self.memory_free_mb,
+            *sorted(self.holders()),
+        )
 
     @property
     def idle(self) -> bool:
@@ -94,6 +117,8 @@ Part = tuple[PoolNode, int, int, int]
 
 def _lowest(mask: int, count: int) -> int:
     """The `count` lowest set bits of `mask`."""
+    if count == mask.bit_count():
+        return mask
     out = 0
     for _ in range(count):
         bit = mask & -mask
@@ -194,9 +219,10 @@ class Pool:
             self._leave(node)
             node.up = node.up if up is None else up
             node.drained = node.drained if drained is None else drained
-            node.excluded = node.excluded if excluded is None else excluded
+            if excluded is not None and excluded != node.excluded:
+                node.excluded = excluded
+                self._sets.clear()
             self._enter(node)
-        self._sets.clear()
         self.version += 1
 
     # ---- asking -------------------------------------------------------------------------------
@@ -216,7 +242,7 @@ class Pool:
         name = ("capable", want.shape)
         found = self._sets.get(name)
         if found is None:
-            cores, gpus, memory = _per_node(want)
+            cores, gpus, memory = need_per_node(want)
             found = _ranks(
                 n
                 for n in self.nodes.values()
@@ -244,7 +270,7 @@ class Pool:
             self._sets[name] = 1
             return ""
         nodes = [self.nodes[rank] for rank in bits(able)]
-        slots = sum(_slots(n.ncores, n.gpus.bit_count(), n.memory_mb, cores, gpus, memory) for n in nodes)
+        slots = sum(slots_of(n.ncores, n.gpus.bit_count(), n.memory_mb, cores, gpus, memory) for n in nodes)
         if slots >= want.nslots:
             self._sets[name] = 1
             return ""
@@ -283,7 +309,10 @@ class Pool:
             node.memory_free_mb -= memory
             self._enter(node)
             ranks[node.rank] = Node(node.host, bits(cores), bits(gpus), memory)
-        return Rset(ranks, nslots=want.nslots)
+        rset = Rset(ranks, nslots=want.nslots)
+        for node, cores, gpus, memory in chosen:
+            node.held[cores] = (gpus, memory, rset)
+        return rset
 
     def fits(self, want: Digest, mask: int = -1, caps: Mapping[int, Cap] | None = None) -> bool:
         """Whether `allocate` would give something."""
@@ -291,7 +320,7 @@ class Pool:
 
     def _candidates(self, want: Digest) -> int:
         """Allocatable nodes with enough free cores and GPUs for one slot (or one node) of the request."""
-        cores, gpus, _ = _per_node(want)
+        cores, gpus, _ = need_per_node(want)
         if want.exclusive:
             return self._idle & self.capable(want)
         out = 0
@@ -318,7 +347,7 @@ class Pool:
     def _choose_nodes(self, want: Digest, able: int, caps: Mapping[int, Cap] | None) -> list[Part] | None:
         if able.bit_count() < want.nnodes:
             return None
-        cores, gpus, memory = _per_node(want)
+        cores, gpus, memory = need_per_node(want)
         chosen: list[Part] = []
         for node in self._each(able):
             if want.exclusive:
@@ -371,10 +400,10 @@ class Pool:
         cap = caps.get(node.rank) if caps else None
         if cap is None:
             gpus_free = node.gpus_free.bit_count() if gpus else 0
-            return _slots(free, gpus_free, node.memory_free_mb if node.memory_mb else -1, cores, gpus, memory)
+            return slots_of(free, gpus_free, node.memory_free_mb if node.memory_mb else -1, cores, gpus, memory)
         gpus_free = min(node.gpus_free.bit_count(), cap.gpus)
         memory_free = min(node.memory_free_mb, cap.memory_mb) if node.memory_mb else -1
-        return _slots(min(free, cap.cores), gpus_free, memory_free, cores, gpus, memory)
+        return slots_of(min(free, cap.cores), gpus_free, memory_free, cores, gpus, memory)
 
     def take(self, rset: Rset) -> None:
         """Mark an allocation of an earlier daemon as taken. Raises ConflictError on overlap; nothing is taken then."""
@@ -387,6 +416,8 @@ class Pool:
             node.cores_free &= ~cores
             node.gpus_free &= ~gpus
             node.memory_free_mb -= memory
+            if cores:
+                node.held[cores] = (gpus, memory, rset)
             self._enter(node)
 
     def release(self, rset: Rset) -> None:
@@ -401,6 +432,7 @@ class Pool:
             node.cores_free |= cores
             node.gpus_free |= gpus
             node.memory_free_mb += memory
+            node.held.pop(cores, None)
             self._enter(node)
         self.version += 1
 
@@ -482,7 +514,7 @@ def _ranks(nodes: Iterable[PoolNode]) -> int:
     return int.from_bytes(found, "little")
 
 
-def _per_node(want: Digest) -> tuple[int, int, int]:
+def need_per_node(want: Digest) -> tuple[int, int, int]:
     """Cores, GPUs and MB that one node must give: for all slots of a node when nodes are asked for, else for one slot."""
     if want.nnodes and want.slots_per_node > 1:
         n = want.slots_per_node
@@ -490,12 +522,19 @@ def _per_node(want: Digest) -> tuple[int, int, int]:
     return want.cores_per_slot, want.gpus_per_slot, want.memory_per_slot_mb
 
 
+def need_of_node(want: Digest, node: PoolNode) -> tuple[int, int, int]:
+    """The same; for exclusive requests all of the node."""
+    if want.exclusive:
+        return node.ncores, node.gpus.bit_count(), node.memory_mb
+    return need_per_node(want)
+
+
 def _memory(has_mb: int, wants_mb: int) -> bool:
     """Memory that is not known is not scheduled."""
     return not wants_mb or not has_mb or has_mb >= wants_mb
 
 
-def _slots(has_cores: int, has_gpus: int, has_mb: int, cores: int, gpus: int, memory: int) -> int:
+def slots_of(has_cores: int, has_gpus: int, has_mb: int, cores: int, gpus: int, memory: int) -> int:
     """How many slots of (cores, gpus, memory) fit into what there is. `has_mb` −1: memory is not counted."""
     fit = has_cores // cores if cores else 1 << 30
     if gpus:
