@@ -10,6 +10,14 @@ from leveret import config
 from leveret.errors import ConfigError
 
 WHOLE = """\
+[sched]
+queue-policy = "easy"
+queue-params.queue-depth = 32
+policy-params.reservation-depth = 8
+
+[ingest]
+feasibility = true
+
 [job-manager]
 plugins = ["one", "/two.py", { load = "three", conf = { ports = 4 } }]
 hold-deadline = "2d"
@@ -97,6 +105,8 @@ def test_every_key(tmp_path: Path) -> None:
             inactive_num_limit=1000,
             update_allow=["job.name"],
         ),
+        sched=config.Sched("easy", config.QueueParams(32), config.PolicyParams(8)),
+        ingest=config.Ingest(True),
         exec=config.Exec("7s", "1h", "2m", "simulated", 8, "on", 1000),
         resource=config.Resource(
             "/etc/leveret/R", [config.ResourceEntry("n[0-1]", "0-3", "0", "64G", ["big"])], "n1", "0@0", True, True

@@ -31,7 +31,6 @@ COMMANDS_LEFT_OUT = {
     "flux resource reload": QUEUES,
 }
 _SUBMIT = {
-    "--requires": "constraints: issue 4",
     "--list-plugins": "there are no plugins of the command line; a plugin's options come with issue 5",
     "--resources-shape": "a plugin of Flux's command line",
     "--resources-json": "a plugin of Flux's command line",

@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -151,6 +151,26 @@ class Queue(Section):
     policy: Policy = msgspec.field(default_factory=Policy)
 
 
+class QueueParams(Section):
+    queue_depth: Annotated[int, msgspec.Meta(ge=1)] | None = None  #: jobs that cannot start after which a pass ends
+
+
+class PolicyParams(Section):
+    reservation_depth: Annotated[int, msgspec.Meta(ge=1)] | None = None  #: jobs of each queue that get a booking
+
+
+class Sched(Section):
+    """[sched], with the words of Flux's qmanager (sched/queue.py)."""
+
+    queue_policy: Literal["fcfs", "fifo", "easy", "hybrid", "conservative"] = "fcfs"
+    queue_params: QueueParams = msgspec.field(default_factory=QueueParams)
+    policy_params: PolicyParams = msgspec.field(default_factory=PolicyParams)
+
+
+class Ingest(Section):
+    feasibility: bool = False  #: refuse at submit what this instance can never give
+
+
 class Config(Section):
     job_manager: JobManager = msgspec.field(default_factory=JobManager)
     exec: Exec = msgspec.field(default_factory=Exec)
@@ -158,6 +178,8 @@ class Config(Section):
     resource: Resource = msgspec.field(default_factory=Resource)
     policy: Policy = msgspec.field(default_factory=Policy)
     queues: dict[str, Queue] = {}
+    sched: Sched = msgspec.field(default_factory=Sched)
+    ingest: Ingest = msgspec.field(default_factory=Ingest)
     source: str = ""  #: the file it came from; not a key of the file
 
 

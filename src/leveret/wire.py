@@ -128,6 +128,15 @@ class HoldFinish(Body):
     note: str = ""
 
 
+class Reserve(Body):
+    name: str
+    start: float
+    duration_s: float
+    nodes: int = 0
+    constraint: dict[str, Any] | None = None
+    users: list[int] = []
+
+
 class HoldRenew(Body):
     name: str
     kind: str = ""

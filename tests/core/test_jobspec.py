@@ -343,6 +343,7 @@ def test_digest_of_everything() -> None:
         "dependencies": FULL["attributes"]["system"]["dependencies"],
         "constraints": FULL["attributes"]["system"]["constraints"],
         "memory_per_slot_mb": 0,
+        "reservation": "",
         "shape": (4, 2, 8, 3, 1, 0, True, json.dumps(FULL["attributes"]["system"]["constraints"], sort_keys=True)),
     }
 
@@ -367,6 +368,7 @@ def test_digest_of_the_least() -> None:
         "dependencies": [],
         "constraints": None,
         "memory_per_slot_mb": 0,
+        "reservation": "",
         "shape": (0, 0, 1, 1, 0, 0, False, ""),
     }
 

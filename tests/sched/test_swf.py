@@ -49,7 +49,7 @@ def test_synthetic_traces_are_reproducible_readable_and_shaped() -> None:
     again = swf.read(swf.write(trace))
     assert again.jobs == trace.jobs and again.header == trace.header
     sizes = [job.size for job in trace.jobs]
-    assert 1 <= min(sizes) and max(sizes) <= 128
+    assert min(sizes) >= 1 and max(sizes) <= 128
     powers = sum(size & (size - 1) == 0 for size in sizes)
     assert 0.7 < powers / len(sizes) < 0.95
     assert all(job.runs_s <= job.asks_s for job in trace.jobs)

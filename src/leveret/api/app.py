@@ -19,6 +19,7 @@ from leveret.api import openapi, queue_routes
 from leveret.api.hold_routes import HoldRoutes
 from leveret.api.resource_routes import ROUTES as RESOURCE_ROUTES
 from leveret.api.resource_routes import ResourceRoutes
+from leveret.api.sched_routes import SchedRoutes
 from leveret.api.upkeep_routes import UpkeepRoutes
 from leveret.core import jobid as jobids
 from leveret.errors import (
@@ -62,7 +63,7 @@ def answer(value: Any, status: int = 200) -> Response:
     return Response(_encode(value), status, media_type="application/json")
 
 
-class Api(HoldRoutes, ResourceRoutes, queue_routes.QueueRoutes, UpkeepRoutes):
+class Api(SchedRoutes, HoldRoutes, ResourceRoutes, queue_routes.QueueRoutes, UpkeepRoutes):
     def __init__(self, manager: Manager, queries: Queries, instance: Instance, owner_uid: int) -> None:
         self.manager = manager
         self.queries = queries
@@ -398,6 +399,10 @@ ROUTES: list[tuple[str, str, str, type | None]] = [
     ("POST", "/v1/jobs/{id}/stdin", "stdin", wire.Stdin),
     ("POST", "/v1/jobs/{id}/winsize", "winsize", wire.Winsize),
     ("POST", "/v1/wait", "wait", wire.Wait),
+    ("GET", "/v1/jobs/{id}/explain", "explain", None),
+    ("GET", "/v1/reservations", "reservations", None),
+    ("POST", "/v1/reservations", "reserve", wire.Reserve),
+    ("DELETE", "/v1/reservations/{name}", "unreserve", None),
     ("POST", "/v1/jobs/{id}/holds", "open_hold", wire.HoldOpen),
     ("POST", "/v1/jobs/{id}/holds/finish", "finish_hold", wire.HoldFinish),
     ("POST", "/v1/jobs/{id}/holds/progress", "progress_hold", wire.HoldProgress),

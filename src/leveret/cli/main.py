@@ -26,6 +26,8 @@ VERBS = {
     "pstree": ("leveret.cli.pstree", "pstree", "Show running jobs as a tree."),
     "cancel": ("leveret.cli.cancel", "cancel", "Cancel jobs."),
     "job": ("leveret.cli.job", "job", "Look at and act on one job: attach, eventlog, wait, kill …"),
+    "explain": ("leveret.cli.explain", "explain", "Say why jobs wait and when they may start."),
+    "reservation": ("leveret.cli.reservation", "reservation", "Keep nodes for a time."),
     "eventlog": ("leveret.cli.eventlog", "eventlog", "Check eventlogs, ours and Flux's."),
     "post-job-event": ("leveret.cli.job_more", "post_job_event", "Post an event of your own to a job."),
     "update": ("leveret.cli.update", "update", "Set attributes of a job: its time limit, its queue."),

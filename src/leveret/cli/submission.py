@@ -1,7 +1,6 @@
 """What `run` and `submit` share: their options, and the jobspec that these ask for.
 
-Environment rules are in `envrules.py`, what is about tasks in `taskopts.py`. Not done, of Flux's options: --requires,
---cores and the other per-resource options.
+Environment rules are in `envrules.py`, what is about tasks in `taskopts.py`.
 """
 
 from __future__ import annotations
@@ -42,6 +41,13 @@ def options(*more: Callable[[Any], Any]) -> Callable[[Any], Any]:
         opt("--tasks-per-core", type=int, metavar="N", help="Tasks on each core (with -N or --cores)."),
         opt("--gpus-per-node", type=int, metavar="N", help="GPUs of each node (with -N)."),
         opt("-x", "--exclusive", is_flag=True, help="Whole nodes (with -N)."),
+        opt(
+            "--requires",
+            metavar="CONSTRAINT",
+            default="",
+            help="Nodes it may have (RFC 35), e.g. ssd and -host:n[1-3].",
+        ),
+        opt("--reservation", metavar="NAME", default="", help="Run on the nodes of a reservation."),
         opt("-t", "--time-limit", metavar="MIN|FSD", help="Time limit of the tasks; a bare number is minutes."),
         opt("-q", "--queue", metavar="NAME", default="", help="Queue the job goes to."),
         opt("-B", "--bank", metavar="BANK", default="", help="Accounting bank recorded in the jobspec."),
@@ -126,6 +132,10 @@ def build(params: Parameters, environment: dict[str, str]) -> dict[str, Any]:
     if per_resource:
         add_per_resource(spec, params, per_resource)
     system = spec["attributes"]["system"]
+    if params["requires"]:
+        system["constraints"] = constraint_of(params["requires"])
+    if params["reservation"]:
+        system["reservation"] = params["reservation"]
     if params["bank"]:
         system["bank"] = params["bank"]
     dependencies = [dependency_of(uri) for uri in params["dependency"]]
@@ -182,6 +192,16 @@ def add_per_resource(spec: dict[str, Any], params: Parameters, given: dict[str, 
     )
     if option is not None:
         jobspec.setopt(spec, "per-resource", option)
+
+
+def constraint_of(text: str) -> dict[str, Any]:
+    """--requires as an RFC 31 object."""
+    from leveret.core import constraint
+
+    try:
+        return constraint.parse(text)
+    except FormatError as error:
+        raise Fail(f"--requires='{text}': {error.message}", hint=error.hint)
 
 
 def working_directory() -> str:

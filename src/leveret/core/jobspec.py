@@ -42,6 +42,7 @@ class Digest:
         "ntasks",
         "project",
         "queue",
+        "reservation",
         "shape",
         "slots_per_node",
         "tasks_total",
@@ -67,6 +68,8 @@ class Digest:
     name: str
     """`attributes.system.job.name`, or the last part of the path of the command."""
     queue: str
+    reservation: str
+    """The reservation whose nodes it is to run on (ours), or ""."""
     bank: str
     project: str
     cwd: str
@@ -159,6 +162,7 @@ def digest(spec: dict[str, Any]) -> Digest:
     result.duration_s = float(system["duration"])
     result.name = system.get("job", {}).get("name") or task["command"][0].rpartition("/")[2] or task["command"][0]
     result.queue = system.get("queue", "")
+    result.reservation = system.get("reservation", "")
     result.bank = system.get("bank", "")
     result.project = system.get("project", "")
     result.cwd = system.get("cwd", "")

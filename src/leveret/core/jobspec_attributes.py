@@ -62,6 +62,8 @@ def check_attributes(attributes: object) -> None:
     _mapping(system.get("files", {}), f"{_SYSTEM}.files")
     if "dependencies" in system:
         _dependencies(system["dependencies"], f"{_SYSTEM}.dependencies")
+    if "reservation" in system:
+        _text(system["reservation"], f"{_SYSTEM}.reservation")
     if "constraints" in system:
         _constraint(system["constraints"], f"{_SYSTEM}.constraints", 1)
 

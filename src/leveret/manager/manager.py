@@ -249,6 +249,7 @@ class Manager:
             mask |= FLAGS[name]
         jobspecs.validate(spec)
         spec, digest, before = self.queues.admit(spec, jobspecs.digest(spec))
+        self.scheduling.check(digest)
         prepared = Prepared(spec, digest, urgency, mask)
         prepared.before = before
         return prepared
@@ -262,6 +263,7 @@ class Manager:
             raise ForbiddenError(f"only the instance owner can submit with urgency >{URGENCY_DEFAULT}")
         if self.store.backlog > BACKLOG_MAX:
             raise BusyError("too many requests wait for the disk", "try again in a moment")
+        self.scheduling.admit(prepared.digest, userid)
         spec = prepared.spec if copy is None else prepared.copy(copy)
         now = self.clock.time()
         jobid = jobids.next_fluid(self._last_id, max(0, int(now * 1000) - self._epoch_ms), self._generator)

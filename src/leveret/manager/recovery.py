@@ -40,6 +40,7 @@ class Recovery:
     def recover(self) -> None:
         """Replay every active job. No event is posted before all plugins are loaded and have seen the jobs."""
         self.manager.resources.recover()
+        self.manager.scheduling.recover()
         self.manager.tap.load_builtin()
         self.manager.tap.load_configured()
         for name, source, conf in self.manager.store.plugins():

@@ -374,7 +374,7 @@ class Turn:
             manager.scheduling.request(entry)
         elif what == "withdraw":
             entry.in_flight.discard("alloc")
-            manager.queue.withdraw(job.id)
+            manager.scheduling.withdraw(job.id)
         elif what == "start":
             entry.in_flight.add("start")
             if job.flags & FLAG_DEBUG:

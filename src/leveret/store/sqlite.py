@@ -393,6 +393,10 @@ class Store:
             "SELECT n, line FROM resource_event WHERE n>? ORDER BY n LIMIT ?", (after, limit)
         ).fetchall()
 
+    def notes(self, kind: str) -> list[tuple[str, bytes]]:
+        """(name, value) of what is remembered of a kind."""
+        return self.read.execute("SELECT name, value FROM note WHERE kind=? ORDER BY name", (kind,)).fetchall()
+
     def plugins(self) -> list[tuple[str, str, bytes]]:
         return self.read.execute("SELECT name, source, conf FROM plugin ORDER BY position").fetchall()
 
