@@ -87,6 +87,10 @@ DELIBERATE: dict[str, tuple[str, list[str]]] = {
             r"events of ID1\n.*other start bad name.*\n.*other bad name",
         ],
     ),
+    "dep.string": (
+        "the schemes `string` and `fluid` are there (RFC 26)",
+        [r"step 1 .*: stderr\n.*not supported.*\n.*type must be in, out or inout"],
+    ),
     "attach.stdin-ranks": (
         "attach shows a job that is over, whatever is on its own standard input",
         [r"step 1 .*: stdout\n(.|\n)*1: hi\n\s*1: hi", r"step 1 .*: stderr\n.*stdin not accepted by job.*\n.*\[\]"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from rig import UID, Rig, simulate, spec
 from leveret.core import jobid as jobids
 from leveret.core.job import Job
 from leveret.core.verdict import CANCELED, COMPLETED, FAILED, TIMEOUT
-from leveret.errors import InvalidError
+from leveret.errors import EventError, InvalidError
 from leveret.plugins.hooks import Answers, PartHold, Plugin
 
 SCHEMES = ["afterok", "afternotok", "afterany", "afterexcept", "afterstart"]
@@ -245,6 +246,142 @@ def test_the_same_dependency_twice(tmp_path: Path) -> None:
         await rig.run(second)
         assert rig.log.take_errors() == []
         rig.over()
+        rig.close()
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_afterfinish_waits_for_the_tasks_only(tmp_path: Path, crash: bool) -> None:
+    """R55: `afterfinish` is the opt-in; `afterok` includes the antecedent's data."""
+
+    async def body() -> None:
+        rig = Rig(tmp_path, [Data], sizes=[4])
+        first = await rig.submit(data=1)
+        early, usual = [
+            await rig.submit(dependencies=[{"scheme": scheme, "value": str(first)}])
+            for scheme in ("afterfinish", "afterok")
+        ]
+        name = f"after-tasks={jobids.encode(first)}"
+        rig.engine.take("start")
+        rig.say(first, "start")
+        await rig.quiet()
+        assert rig.story(early) == ["submit", f"dependency-add({name})", "validate"]
+        rig.say(first, "exit", status=0)
+        await rig.quiet()
+        assert not rig.job(first).done
+        if crash:
+            await rig.restart()
+        await rig.run(early)
+        late = await rig.submit(dependencies=[{"scheme": "afterfinish", "value": str(first)}])
+        assert rig.story(late)[1:3] == [f"dependency-add({name})", f"dependency-remove({name})"]
+        await rig.run(late)
+        assert rig.story(usual)[-1] == "validate"
+        plugin = rig.manager.registry.get("data")
+        assert plugin is not None
+        plugin.manager.finish(first, "data", 0)
+        await rig.quiet()
+        await rig.run(usual)
+        assert {rig.verdict(i).result for i in (early, late, usual)} == {COMPLETED}
+        rig.over()
+        rig.close()
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("ending", TABLE)
+def test_afterfinish_is_satisfied_by_every_end(tmp_path: Path, ending: str) -> None:
+    async def body() -> None:
+        rig = Rig(tmp_path, [Data], sizes=[4])
+        first = await antecedent(rig, ending)
+        second = await rig.submit(dependencies=[{"scheme": "afterfinish", "value": str(first)}])
+        await end(rig, first, ending)
+        await rig.run(second)
+        third = await rig.submit(dependencies=[{"scheme": "afterfinish", "value": str(first)}])
+        await rig.run(third)
+        rig.over()
+        rig.close()
+
+    simulate(body)
+
+
+def test_r53_the_outcome_of_a_purged_job_is_known(tmp_path: Path) -> None:
+    async def body() -> None:
+        rig = Rig(tmp_path, sizes=[4])
+        good, bad = await rig.submit(), await rig.submit()
+        await rig.run(good)
+        await rig.run(bad, 256)
+        rig.manager.purges.purge([good, bad])
+        await rig.quiet()
+        for _ in range(2):
+            await rig.run(await rig.submit(dependencies=[{"scheme": "afterok", "value": str(good)}]))
+            with pytest.raises(InvalidError, match="failed or was canceled"):
+                await rig.submit(dependencies=[{"scheme": "afterok", "value": str(bad)}])
+            await rig.restart()
+        rig.over()
+        rig.close()
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_r56_a_chain_of_1000_falls_in_one_turn(tmp_path: Path, crash: bool) -> None:
+    async def body() -> None:
+        rig = Rig(tmp_path, sizes=[4])
+        head = await rig.submit()
+        chain = [head]
+        for _ in range(1000):
+            dependencies = [{"scheme": "afterok", "value": str(chain[-1])}]
+            chain.append(rig.manager.submit(spec(dependencies=dependencies), 16, [], UID)[0])
+        await rig.quiet()
+        if crash:
+            await rig.restart()
+        commits = rig.store.commits
+        await rig.run(head, 256)
+        assert rig.store.commits - commits <= 4  # the head's records, and the fall of all the others
+        for before, jobid in pairwise(chain):
+            fatal = rig.job(jobid).fatal
+            assert fatal is not None and jobids.encode(before) in fatal.note
+            assert rig.job(jobid).done
+        rig.engine.drained()
+        rig.over()
+        rig.close()
+
+    simulate(body)
+
+
+def test_r56_unknown_ids_and_cycles_are_refused(tmp_path: Path) -> None:
+    """A job can only name earlier ones, so there is no cycle to find."""
+
+    async def body() -> None:
+        rig = Rig(tmp_path)
+        first = await rig.submit(urgency=0)
+        for value in ("999999", str(first + (1 << 24)), jobids.encode(first + 1)):
+            with pytest.raises(InvalidError, match="job not found"):
+                await rig.submit(dependencies=[{"scheme": "afterok", "value": value}])
+        with pytest.raises(InvalidError, match=r"update of attributes.system.dependencies not supported"):
+            rig.manager.updates.update(first, {"dependencies": [{"scheme": "afterok", "value": str(first)}]}, UID)
+        assert list(rig.manager.entries) == [first]
+        rig.close()
+
+    simulate(body)
+
+
+def test_a_closed_dependency_cannot_be_added_again(tmp_path: Path) -> None:
+    async def body() -> None:
+        rig = Rig(tmp_path)
+        first = await rig.submit(urgency=0)
+        jobid = await rig.submit(dependencies=[{"scheme": "afterok", "value": str(first)}])
+        hold = rig.job(jobid).blocked("depend")[0].name
+        rig.manager.holds.open(jobid, "dependency", "mine", {})
+        await rig.quiet()
+        rig.manager.works.end(jobid, rig.manager.find_hold(jobid, "dependency", "mine"), 0, "")
+        await rig.quiet()
+        await rig.restart()
+        before = rig.job(jobid)
+        with pytest.raises(EventError, match="was closed already"):
+            rig.manager.holds.open(jobid, "dependency", "mine", {})
+        assert rig.job(jobid) == before and [h.name for h in before.blocked("depend")] == [hold]
         rig.close()
 
     simulate(body)

@@ -74,7 +74,20 @@ def _urgencies() -> Iterable[str]:
 
 
 def _dependencies() -> Iterable[str]:
-    return [f"{name}:" for name in ("afterok", "afterany", "afternotok", "afterexcept", "afterstart", "begin-time")]
+    return [
+        f"{name}:"
+        for name in (
+            "afterok",
+            "afterany",
+            "afternotok",
+            "afterexcept",
+            "afterstart",
+            "afterfinish",
+            "begin-time",
+            "string",
+            "fluid",
+        )
+    ]
 
 
 def _job_forms() -> Iterable[str]:

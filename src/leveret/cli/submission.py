@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -243,7 +244,7 @@ def dependency_of(uri: str) -> dict[str, str]:
     if not scheme:
         raise InvalidError(f'--dependency: "{uri}" has no scheme', "for example afterok:JOBID")
     result = {"scheme": scheme, "value": value}
-    for pair in query.split("&") if query else ():
+    for pair in re.split("[&;]", query) if query else ():
         key, _, text = pair.partition("=")
         result[key] = text
     return result

@@ -334,7 +334,7 @@ class Manager:
             hook = registries.dependency_hook(plugin, scheme)
             for answer in self.registry.call_one(plugin, hook, str(entry.job.id), entry.job, dependency):
                 turn.answer(entry, plugin, answer)
-        turn._drain()
+            turn._drain()  # so that the next one sees it
 
     def want_schedule(self) -> None:
         """Something has changed that may let a job start."""

@@ -304,6 +304,9 @@ class PluginPort:
     async def closed(self, jobid: int, kind: str, name: str) -> None:
         await self._manager.works.wait_closed(jobid, f"{kind}/{name}")
 
+    def owner_uid(self) -> int:
+        return self._manager.owner_uid
+
     def now(self) -> float:
         return self._manager.clock.time()
 

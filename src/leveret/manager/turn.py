@@ -43,6 +43,7 @@ class Turn:
         self.batch = Batch()
         self.after: list[Callable[[], None]] = self.batch.on_commit
         self.touched: dict[int, Entry] = {}
+        self._due: dict[int, Entry] = {}  #: jobs for which something may have become due
         self.label = label
         self._undo: dict[int, tuple[Any, ...]] = {}
         self.undo: list[Callable[[], None]] = []  #: run, last first, when the turn does not come about
@@ -137,6 +138,7 @@ class Turn:
             raise EventError("jobspec-update: the start of the job was requested already")
         jobid = new.id
         self.touch(entry)
+        self._due[jobid] = entry
         entry.job = new
         if digest is not None:
             entry.digest = digest
@@ -294,14 +296,11 @@ class Turn:
 
     def _settle(self) -> None:
         """Ask by level what is due for every job of the turn, until nothing is."""
-        settled: dict[int, int] = {}
-        while True:
-            for jobid, entry in self.touched.items():
-                if settled.get(jobid) != entry.job.n:
-                    break
-            else:
-                break
-            settled[entry.job.id] = entry.job.n
+        due = self._due
+        for jobid, entry in self.touched.items():
+            due.setdefault(jobid, entry)
+        while due:
+            entry = due.pop(next(iter(due)))
             for action in next_actions(entry.job, entry.in_flight):
                 if isinstance(action, PostAction):
                     if action.name == "depend" and self._kept_in_depend(entry):

@@ -1,7 +1,8 @@
-"""Dependencies on other jobs (RFC 26): afterok, afterany, afternotok, afterexcept, afterstart (and its old name after);
-and on time: begin-time.
+"""Dependencies on other jobs (RFC 26): afterok, afterany, afternotok, afterexcept, afterstart (and its old name after),
+and our afterfinish; and on time: begin-time.
 
-`after*` but `afterstart` wait for the antecedent's `clean`: its data is where it belongs by then.
+`after*` wait for the antecedent's `clean`: its data is where it belongs by then. `afterstart` does not, nor does
+`afterfinish`, for those who need only the tasks to be over. docs/dependencies.md has the table of outcomes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ NAMES = {
     "afterany": "after-finish",
     "afterexcept": "after-except",
     "afterstart": "after-start",
+    "afterfinish": "after-tasks",  # ours; Flux's afterany is called after-finish
     "after": "after-start",
 }
 _KINDS = frozenset(NAMES.values())
@@ -30,7 +32,7 @@ _KINDS = frozenset(NAMES.values())
 
 def satisfied(kind: str, antecedent: Job, result: str) -> bool:
     """The truth table for an antecedent that is inactive."""
-    if kind == "after-finish":
+    if kind in ("after-finish", "after-tasks"):
         return True
     if kind == "after-start":
         return antecedent.started
@@ -63,6 +65,8 @@ class Dependencies(Plugin):
             return Reject(f"dependency: {scheme}: id {value}: job not found")
         kind = NAMES[scheme]
         name = f"{kind}={jobids.encode(other)}"
+        if f"dependency/{name}" in job.holds or f"dependency/{name}" in job.closed:
+            return None  # it was said twice
         answers: list[Answer] = []
         if scheme == "after":
             answers.append(Raise("dependency", 3, "dependency scheme 'after' is deprecated, use 'afterstart'"))
@@ -72,7 +76,9 @@ class Dependencies(Plugin):
             if not satisfied(kind, antecedent, verdict.result if verdict else ""):
                 return Reject(f"dependency: {scheme}: job {jobids.encode(other)} {_why(kind, antecedent)}")
             answers.append(Finish("dependency", name))
-        elif kind == "after-start" and antecedent.started:
+        elif (kind == "after-start" and antecedent.started) or (
+            kind == "after-tasks" and antecedent.status is not None
+        ):
             answers.append(Finish("dependency", name))
         else:
             self._wait(other, job.id, name)
@@ -117,18 +123,24 @@ class Dependencies(Plugin):
             job = self.manager.outcome(antecedent)
             if job is None or job.done:
                 answers += self._resolve(antecedent, job)
-            elif job.started:
-                answers += self._started(job)
+            else:
+                if job.started:
+                    answers += self._reached(job, "after-start=")
+                if job.status is not None:
+                    answers += self._reached(job, "after-tasks=")
         return answers
 
     def event_start(self, job: Job, event: Event) -> Answers:
-        return self._started(job) if job.id in self._waiting else None
+        return self._reached(job, "after-start=") if job.id in self._waiting else None
 
-    def _started(self, job: Job) -> list[Answer]:
+    def event_finish(self, job: Job, event: Event) -> Answers:
+        return self._reached(job, "after-tasks=") if job.id in self._waiting else None
+
+    def _reached(self, job: Job, prefix: str) -> list[Answer]:
         answers: list[Answer] = []
         for dependent, names in self._waiting.get(job.id, {}).items():
             for name in sorted(names):
-                if name.startswith("after-start="):
+                if name.startswith(prefix):
                     names.discard(name)
                     answers.append(Finish("dependency", name, job=dependent, quiet=True))
         return answers

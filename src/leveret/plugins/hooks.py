@@ -326,6 +326,9 @@ class Manager(Protocol):
     def active(self) -> Iterable[Job]:
         """All active jobs, in order of submission."""
 
+    def owner_uid(self) -> int:
+        """The uid of the instance's owner."""
+
     def now(self) -> float:
         """Seconds since the epoch."""
 

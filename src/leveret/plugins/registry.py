@@ -20,11 +20,13 @@ from leveret.plugins.hooks import Answer, Answers, Plugin, Reject
 from leveret.plugins.perilog import PerilogPlugin
 from leveret.plugins.singleton import Singleton
 from leveret.plugins.staging import Staging
+from leveret.plugins.symbols import Symbols
 
 #: always loaded, in this order
 BUILTIN: dict[str, type[Plugin]] = {
     "dependencies": Dependencies,
     "singleton": Singleton,
+    "symbols": Symbols,
     "perilog": PerilogPlugin,
     "staging": Staging,
 }
