@@ -20,7 +20,6 @@ DATA = ROOT / "tests" / "data" / "flux" / "options.json"
 PAGE = ROOT / "docs" / "options.md"
 
 NESTED = "nested instances do not exist yet"
-QUEUES = "queues and resources: issue 4"
 PLUGINS = "the whole plugin interface: issue 5"
 BROKERS = "Leveret has no brokers; an instance is one daemon"
 
@@ -28,7 +27,6 @@ BROKERS = "Leveret has no brokers; an instance is one daemon"
 COMMANDS_LEFT_OUT = {
     "flux batch": NESTED,
     "flux alloc": NESTED,
-    "flux resource reload": QUEUES,
 }
 _SUBMIT = {
     "--list-plugins": "there are no plugins of the command line; a plugin's options come with issue 5",
@@ -42,6 +40,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     "flux bulksubmit": _SUBMIT,
     "flux jobs": dict.fromkeys(("--recursive", "--level", "--recurse-all", "--threads"), NESTED),
     "flux job attach": {"--debug": "the debugger's interface (MPIR) is not there"},
+    "flux resource reload": {"--xml": "no hwloc"},
     "flux start": {
         "--setattr": BROKERS,
         "--recovery": BROKERS,

@@ -38,6 +38,10 @@ class ResourceClient:
             "POST", "/v1/resources/undrain", {"targets": targets, "reason": reason, "force": force}, repeat=False
         )
 
+    def reload_resources(self, rset: Record, *, force: bool = False) -> None:
+        """Other cores, GPUs and properties (an R document) for the same ranks, until the daemon restarts."""
+        self.request("POST", "/v1/resources/reload", {"R": rset, "force": force}, repeat=False)
+
     def resource_events(self, follow: bool = False) -> Iterator[Record]:
         """The events of the resource eventlog (RFC 44); with `follow`, those to come too, across restarts of the daemon."""
         from leveret.connection import LostError

@@ -166,6 +166,11 @@ class Drain(Body):
     update: bool = False
 
 
+class Reload(Body):
+    R: dict[str, Any]  #: RFC 20
+    force: bool = False  #: ranks that the instance has not are left out
+
+
 class Undrain(Body):
     targets: str
     reason: str = ""

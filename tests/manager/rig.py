@@ -20,10 +20,12 @@ from automaton import check
 from leveret.config import Config
 from leveret.core import inventory as inventories
 from leveret.core import jobspec as jobspecs
+from leveret.core import resourcelog
 from leveret.core.event import Event, decode
 from leveret.core.job import Job, replay, violations
 from leveret.core.transitions import INACTIVE
 from leveret.core.verdict import Verdict, verdict
+from leveret.manager import invariant
 from leveret.manager.manager import Manager
 from leveret.manager.tap import PluginPort
 from leveret.manager.turn import Turn
@@ -291,7 +293,9 @@ class Double:
             if unit in helper.units:
                 helper.units[unit].acked = max(helper.units[unit].acked, n)
         manager.recovery.on_connected(
-            node, helper.incarnation, {name: {"stdin": 0, "ended": unit.over} for name, unit in helper.units.items()}
+            node,
+            helper.incarnation,
+            {name: {"stdin": 0, "ended": unit.over, "n": len(unit.records)} for name, unit in helper.units.items()},
         )
 
 
@@ -472,7 +476,6 @@ class Rig:
     def check(self) -> None:
         """What must hold whenever the disk is idle: every log, and everything that is kept beside the logs."""
         assert self.store.idle
-        held: dict[tuple[int, int], int] = {}
         ids = [row[0] for row in self.store.read.execute("SELECT id FROM job")]
         for jobid in ids:
             events = self.stored(jobid)
@@ -487,14 +490,13 @@ class Rig:
             assert (self.store.done_record(jobid) is not None) == replayed.done
             if replayed.allocated and not replayed.freed:
                 assert entry is not None and entry.rset is not None
-                for rank, node in entry.rset.ranks.items():
-                    for core in node.cores:
-                        assert (rank, core) not in held, "two jobs hold one core"
-                        held[(rank, core)] = jobid
             if entry is not None:
                 assert set(entry.owners) <= set(replayed.holds)
-        total = sum(self.engine.sizes)
-        assert self.manager.pool.free_cores() == total - len(held)
+        assert invariant.wrong(self.manager) == []
+        lines = self.store.resource_events()
+        assert [n for n, _ in lines] == list(range(lines[0][0], lines[0][0] + len(lines)))
+        log = resourcelog.replay(decode(line) for _, line in lines)
+        assert msgspec.structs.replace(log, n=0) == msgspec.structs.replace(self.manager.resources.state, n=0)
         assert all(count == 1 for count in self.engine.starts.values()), "a unit was started twice"
         waiting = {i for i, e in self.manager.entries.items() if "alloc" in e.in_flight}
         assert set(self.manager.queue._want) == waiting

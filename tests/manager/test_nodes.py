@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from rig import Config, Rig, simulate
 
-from leveret.config import Exec
+from leveret.config import Exec, JobManager, Perilog
 from leveret.core.event import decode
 from leveret.core.resourcelog import replay
+from leveret.core.resources import Node, Rset
 from leveret.errors import ConflictError, InvalidError
 
 
@@ -298,6 +299,108 @@ def test_jobs_on_nodes_that_the_instance_has_no_more_end_by_name(tmp_path: Path)
         rig.say(kept, "exit", status=0)
         await rig.quiet()
         rig.over()
+        rig.close()
+
+    simulate(body)
+
+
+def test_reload_changes_what_nodes_have_while_nothing_is_held(tmp_path: Path) -> None:
+    async def body() -> None:
+        rig = Rig(tmp_path, sizes=[2, 2])
+        resources = rig.manager.resources
+        resources.drain([1], "stays")
+        new = Rset({0: Node("", (0,), (0,)), 1: Node("", (0, 1, 2))}, properties={"big": (1,)})
+        job = await rig.submit()
+        with pytest.raises(ConflictError, match="jobs hold resources"):
+            resources.reload(new)
+        await rig.run(job)
+        with pytest.raises(InvalidError, match="rank 1 missing"):
+            resources.reload(Rset({0: Node("", (0,))}))
+        both = Rset({**new.ranks, 9: Node("", (0,))}, properties={"big": (1, 9)})
+        with pytest.raises(InvalidError, match="invalid rank 9"):
+            resources.reload(both)
+        resources.reload(both, force=True)
+        await rig.quiet()
+        assert resources.document()["R"] == {
+            "version": 1,
+            "execution": {
+                "R_lite": [
+                    {"rank": "0", "children": {"core": "0", "gpu": "0"}},
+                    {"rank": "1", "children": {"core": "0-2"}},
+                ],
+                "nodelist": ["node[0-1]"],
+                "properties": {"big": "1"},
+            },
+        }
+        assert events(rig)[-1] == ("resource-define", {"method": "reload"})
+        rig.check()
+        waits = await rig.submit(2)  # of the three cores of the drained node, none
+        assert rig.job(waits).state.name == "SCHED"
+        resources.undrain([1])
+        await rig.quiet()
+        assert rig.manager.record(rig.manager.entry(waits))["ranks"] == "0-1"
+        for node in (0, 1):
+            rig.engine.take("start", f"job/{waits}", node)
+            rig.say(waits, "exit", node, status=0)
+        await rig.quiet()
+        rig.over()
+        rig.close()
+
+    simulate(body)
+
+
+def test_the_log_begins_anew_when_it_has_become_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leveret.manager.resources.EVENTS_MAX", 20)
+
+    async def body() -> None:
+        rig = Rig(tmp_path, sizes=[1, 1])
+        rig.manager.resources.drain([1], "kept", userid=5)
+        for _ in range(10):
+            rig.manager.resources.offline([0])
+            rig.manager.resources.online([0])
+        await rig.quiet()
+        drains = rig.manager.resources.state.drains
+        await rig.restart()
+        assert names(rig) == ["truncate", "restart", "online", "resource-define", "online"]
+        assert rig.manager.resources.state.drains == drains
+        rig.check()
+        await rig.restart()
+        assert names(rig)[0] == "truncate" and rig.manager.resources.state.drains == drains
+        rig.check()
+        rig.close()
+
+    simulate(body)
+
+
+def test_r78_the_limit_clocks_tasks_only_and_r_says_when_it_ends(tmp_path: Path) -> None:
+    """A prolog takes longer than the job may run: R's expiration moves with the start."""
+
+    async def body() -> None:
+        rig = Rig(tmp_path, config=Config(job_manager=JobManager(prolog=Perilog(["prolog"]))))
+        job = await rig.submit(duration_s=30.0)
+        allocated = rig.clock.now
+        rig.clock.advance(100)
+        await rig.work(job, "prolog")
+        spec = rig.engine.take("start", f"job/{job}")[3]
+        assert spec["duration_s"] == 30.0  # from the start of the tasks on, at the helper
+        rig.clock.advance(2)
+        rig.say(job, "start")
+        await rig.quiet()
+        started = rig.clock.now
+        assert started == allocated + 102
+        updates = [event.context for event in rig.stored(job) if event.name == "resource-update"]
+        assert updates == [{"expiration": started + 30}]
+        assert rig.manager.record(rig.manager.entry(job))["expiration"] == started + 30
+        await rig.restart()
+        entry = rig.manager.entry(job)
+        assert entry.rset is not None and entry.rset.expiration == started + 30
+        rig.clock.advance(30)
+        rig.say(job, "timeout")
+        rig.say(job, "exit", status=142 << 8)
+        await rig.quiet()
+        assert rig.verdict(job).result == "TIMEOUT"
+        at_once = await rig.submit(duration_s=30.0)
+        assert "resource-update" not in rig.story(at_once)
         rig.close()
 
     simulate(body)

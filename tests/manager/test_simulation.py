@@ -283,6 +283,14 @@ class Simulation:
         self.cut.add(self.rig.engine.helpers[node].incarnation)
         return True
 
+    async def drain_node(self) -> bool:
+        node = self.rng.choice(list(self.rig.engine.helpers))
+        return self.attempt(self.rig.manager.resources.drain, [node], "chaos")
+
+    async def undrain_node(self) -> bool:
+        drained = list(self.rig.manager.resources.state.drains)
+        return bool(drained) and self.attempt(self.rig.manager.resources.undrain, [self.rng.choice(drained)])
+
     async def connect(self) -> bool:
         away = [node for node, connected in self.rig.engine.connected.items() if not connected]
         if away:
@@ -305,6 +313,7 @@ class Simulation:
     WEIGHTS = {
         "submit": 8, "passes": 14, "commit": 12, "quiet": 3, "cancel": 2, "exception": 3, "urgency": 3, "open": 3,
         "close": 8, "resolve": 8, "helper": 14, "deliver": 14, "lose": 1, "disconnect": 1, "connect": 4, "advance": 3,
+        "drain_node": 1, "undrain_node": 2,
         "crash": 3,
     }  # fmt: skip
 
@@ -320,6 +329,7 @@ class Simulation:
     async def drain(self) -> None:
         """Everybody answers; nobody cancels. All jobs must end."""
         self.steps.append("drain")
+        self.rig.manager.resources.undrain(list(self.rig.engine.helpers), force=True)
         for _ in range(400):
             for node, connected in self.rig.engine.connected.items():
                 if not connected:

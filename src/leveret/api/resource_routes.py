@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from leveret import wire
+from leveret.core import resources
 from leveret.errors import ForbiddenError
 from leveret.manager.resources import FEED_KEY
 
@@ -53,6 +54,12 @@ class ResourceRoutes(Plumbing):
         self.manager.resources.undrain(ranks, reason=body.reason, userid=uid, force=body.force)
         return await self.done()
 
+    async def reload(self, request: Request) -> Response:
+        body = await self.body(request, wire.Reload)
+        self._owner(request)
+        self.manager.resources.reload(resources.from_dict(body.R), force=body.force)
+        return await self.done()
+
     async def resource_events(self, request: Request) -> Response:
         """The resource eventlog as JSON lines; `follow` waits for more, until the daemon ends."""
         await self.manager.store.barrier()
@@ -86,5 +93,6 @@ ROUTES: list[tuple[str, str, str, type | None]] = [
     ("GET", "/v1/resources", "resources", None),
     ("POST", "/v1/resources/drain", "drain", wire.Drain),
     ("POST", "/v1/resources/undrain", "undrain", wire.Undrain),
+    ("POST", "/v1/resources/reload", "reload", wire.Reload),
     ("GET", "/v1/resources/events", "resource_events", None),
 ]

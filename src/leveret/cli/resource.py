@@ -21,6 +21,7 @@ VERBS = {
     "undrain": (__name__, "undrain", "Give nodes work again."),
     "info": (__name__, "info", "One line: nodes, cores, GPUs."),
     "R": (__name__, "R", "Print the resource set (RFC 20)."),
+    "reload": ("leveret.cli.resource_events", "reload", "Use another resource set, for tests."),
     "eventlog": ("leveret.cli.resource_events", "eventlog", "Print the resource eventlog (RFC 44)."),
 }
 

@@ -83,6 +83,33 @@ def eventlog(
     return 0
 
 
+@click.command(
+    "reload",
+    cls=Command,
+    prefix="resource",
+    usage="[OPTIONS] PATH",
+    examples=(("leveret resource reload R.json", "other cores, GPUs and properties for the same nodes"),),
+)
+@click.option("-f", "--force", is_flag=True, help="Leave out ranks that the instance has not.")
+@click.argument("path")
+def reload(force: bool, path: str) -> int:
+    """Use the resource set (RFC 20) of a file until the next start, while no job holds resources."""
+    import json
+
+    from leveret.client import Client
+
+    try:
+        with open(path) as file:
+            rset = json.load(file)
+    except OSError as error:
+        raise InvalidError(f"{path}: {error.strerror}")
+    except ValueError as error:
+        raise InvalidError(f"{path}: {error}", "a resource set (RFC 20), as JSON")
+    with Client() as client:
+        client.reload_resources(rset, force=force)
+    return 0
+
+
 def arm(timeout: str) -> None:
     """Raise Over after this time, whatever is being read then."""
     import signal

@@ -116,7 +116,7 @@ class Recovery:
         stored = self.manager.store.kv(jobid, "R")
         if stored is not None and job.allocated:
             entry.rset = resources.from_dict(_decode(stored))
-            if DURATION in job.updates:
+            if job.expiration or DURATION in job.updates:
                 entry.rset.expiration = job.expiration
         elif job.allocated and not job.freed:
             raise FormatError("its resources (R) are missing")
@@ -225,8 +225,11 @@ class Recovery:
                     continue
                 if ask.status is None:
                     batch.on_commit.append(partial(self._catch_up, entry, ask, units, "kill" in entry.in_flight))
-                elif ask.unit in units:  # it was told to forget, and has not heard it
-                    self.manager.units.tell(node, ask.unit, ask.applied, True)
+                elif (
+                    ask.unit in units and units[ask.unit].get("ended") is not False
+                ):  # it was told to forget, and has not heard it
+                    last = int(units[ask.unit].get("n", ask.applied))
+                    self.manager.units.tell(node, ask.unit, max(last, ask.applied), True)
         if batch:
             self.manager.store.commit(batch)
 

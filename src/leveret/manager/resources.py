@@ -270,8 +270,40 @@ class Resources:
         return ()
 
     def queues(self) -> dict[str, list[int]]:
-        """The nodes of each configured queue."""
-        return {}
+        """The nodes of each configured queue: those with all the properties that it requires."""
+        nodes = self.manager.pool.nodes.values()
+        return {
+            name: [node.rank for node in nodes if node.properties >= set(queue.policy.requires)]
+            for name, queue in self.manager.queues.all.items()
+            if name
+        }
+
+    def reload(self, rset: Rset, *, force: bool = False) -> None:
+        """Another inventory for the same ranks; a restart finds its own again. Raises InvalidError, ConflictError.
+
+        With `force`, ranks that the instance has not are left out. Refused while jobs hold resources.
+        """
+        manager = self.manager
+        if others := rset.ranks.keys() - self.state.hosts.keys():
+            if not force:
+                raise InvalidError(f"R: invalid {_ranks(others)}", f"the instance has {idset.encode(self.state.hosts)}")
+            rset = rset.subset(rset.ranks.keys() & self.state.hosts.keys())
+            kept = {name: tuple(r for r in ranks if r in rset.ranks) for name, ranks in rset.properties.items()}
+            rset.properties = {name: ranks for name, ranks in kept.items() if ranks}
+        if missing := self.state.hosts.keys() - rset.ranks.keys():
+            raise InvalidError(
+                f"R: {_ranks(missing)} missing", "a reload changes cores, GPUs and properties, not nodes"
+            )
+        if manager.pool.amounts().allocated:
+            raise ConflictError("jobs hold resources", "wait until the queue is idle: `leveret queue idle`")
+        for rank, node in rset.ranks.items():
+            node.host = self.state.hosts[rank]
+        inventory = manager.inventory
+        inventory.rset = rset
+        manager.scheduling.reload()
+        with Turn(manager, "reload") as turn:
+            self._define(turn, rset, "reload")
+        self._show(rset.ranks)
 
     def _known(self, ranks: Iterable[int]) -> list[int]:
         some = sorted(set(ranks))

@@ -61,6 +61,11 @@ class Scheduling:
             if found is not None and found.users and userid not in found.users:
                 raise ForbiddenError(f"reservation `{digest.reservation}` is not for you")
 
+    def reload(self) -> None:
+        """The inventory is another one; nothing is held."""
+        self.pool.load(_nodes(self.manager))
+        self.want_schedule()
+
     def request(self, entry: Entry) -> None:
         """Queue (again) a job's request for resources."""
         digest = entry.digest

@@ -29,6 +29,8 @@ from leveret.plugins.hooks import Answer, Plugin
 if TYPE_CHECKING:
     from leveret.manager.manager import Manager
 
+#: seconds from the allocation to the start that are worth an event
+PREPARED_S_MIN = 0.5
 PRIORITY_MAX = 4294967295
 #: job, event, context, quiet, and what follows when the event was taken
 Queued = tuple[Entry, str, "dict[str, Any] | None", bool, "Callable[[], None] | None"]
@@ -187,6 +189,8 @@ class Turn:
             entry.in_flight.discard("priority")
             if "alloc" in entry.in_flight and entry.job.priority:
                 self.manager.scheduling.request(entry)
+        elif name == "start":
+            self._clock_tasks(entry)
         elif name == "finish":
             entry.in_flight.discard("start")
             entry.in_flight.discard("kill")
@@ -205,6 +209,20 @@ class Turn:
             entry.progress.pop(key, None)
             entry.stopping.discard(key)
             self.after.append(lambda: self.manager.works.closed(entry.job.id, key))
+
+    def _clock_tasks(self, entry: Entry) -> None:
+        """The time limit clocks tasks only: what prologs and staging took is added to R's expiration."""
+        rset = entry.rset
+        duration_s = entry.job.updates.get("attributes.system.duration", entry.digest.duration_s)
+        if rset is None or not duration_s or self.now + duration_s < rset.expiration + PREPARED_S_MIN:
+            return
+        expiration = self.now + duration_s
+        self.later(entry, "resource-update", {"expiration": expiration})
+
+        def moved() -> None:
+            rset.expiration = expiration
+
+        self.after.append(moved)
 
     # ---- plugins' answers ------------------------------------------------------------------------
 

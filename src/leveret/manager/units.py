@@ -84,15 +84,16 @@ class Units:
         entry = manager.entry_of_unit(unit)
         ask = entry.asks.get((unit, node)) if entry is not None else None
         last = int(records[-1]["n"])
-        given_up = ask is not None and ask.status is not None and ask.stored == ask.applied
+        given_up = ask is not None and ask.status is not None and last > ask.applied
+        over = any(r["k"] == "exit" for r in records)
         if entry is None and manager.quarantine.on_records(node, unit, records):
             return
         if entry is None or ask is None or given_up or entry.job.state is INACTIVE:
-            self.tell(node, unit, last, any(r["k"] == "exit" for r in records))
+            self.tell(node, unit, last, over)
             return
         records = [r for r in records if r["n"] > ask.applied]
         if not records:
-            self.tell(node, unit, last, ask.status is not None)
+            self.tell(node, unit, last, over)
             return
         ask.applied = last
         with Turn(manager, unit) as turn:
