@@ -36,6 +36,8 @@ DATA = Path(__file__).parent.parent / "data" / "flux" / "behaviours.jsonl"
 LEVERET = str(Path(sys.executable).with_name("leveret"))
 STEP_TIMEOUT_S = 90
 MARK = "@@step@@"
+#: what stands for the jobtap plugins of Flux's t/: NAME.py for NAME.so; in what is compared both are NAME
+PLUGINS = Path(__file__).parent / "plugins"
 
 #: files that the scenarios expect in their folder
 FILES: dict[str, str] = {
@@ -140,6 +142,7 @@ def common(text: str) -> str:
     text = re.sub(r"\b\d\d:\d\d:\d\d\b", "HH:MM:SS", text)
     text = re.sub(r"\b0\.\d{4,}\b", "F.FFFF", text)
     text = re.sub(r"\b[a-z]+-[a-z]+-[a-z]+--[a-z]+-[a-z]+-[a-z]+\b", "<WORDS>", text)
+    text = re.sub(r"(?<![\w/])([\w-]+)\.so\b", r"\1", text)
     text = re.sub(r'"(nofile|nproc)":\s*\d+', r'"\1":N', text)
     text = re.sub(
         r'^(TS data stream="\w+" rank="\d+")( data=".*") eof=true$', r"\1\2\n\1 eof=true", text, flags=re.MULTILINE
@@ -223,11 +226,22 @@ class Instance:
         return done.stdout
 
 
+def with_plugins(command: str) -> str:
+    """Python plugins in place of Flux's shared objects."""
+
+    def ours(match: re.Match[str]) -> str:
+        path = PLUGINS / f"{match[2]}.py"
+        return f"{match[1]}{path}" if path.exists() else match[0]
+
+    command = re.sub(r"(\bflux jobtap load )(?:\$BUILD/t/job-manager/plugins/\.libs/)?([\w-]+)\.so", ours, command)
+    return re.sub(r"(\bflux jobtap remove [\w-]+)\.so", r"\1", command)
+
+
 def run_steps(instance: Instance, folder: Path, steps: list[dict[str, Any]]) -> list[tuple[int, str, str]]:
     """(exit code, stdout, stderr) of each step, all in one shell."""
     script = []
     for number, step in enumerate(steps):
-        script.append(f"{{\n{step['cmd']}\n}} >{folder.parent}/o{number} 2>{folder.parent}/e{number}")
+        script.append(f"{{\n{with_plugins(step['cmd'])}\n}} >{folder.parent}/o{number} 2>{folder.parent}/e{number}")
         script.append(f"echo $? >{folder.parent}/r{number}")
     path = folder.parent / "script"
     path.write_text("\n".join(script) + "\n")

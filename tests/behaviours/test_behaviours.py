@@ -30,18 +30,28 @@ LATER_GROUPS = {
     "perilog": "issue 5: prologs and epilogs",
     "perilogN": "issue 5: prologs and epilogs",
     "housekeeping": "issue 5: housekeeping",
-    "jobtap": "issue 5: plugins",
-    "jobtap2": "issue 5: plugins",
     "batch": "nested instances",
     "outer": "issues 4 and 6: instances, limits, restarts",
 }
 #: scenario → what brings what it needs
 LATER: dict[str, str] = {}
+#: scenario → why it will never be the same, nor is it a difference of a feature that both have
+LEFT_OUT = {
+    "jobtap.list": "it lists the names of Flux's built-in plugins; ours have names of their own (messages: tests/cli/test_job_verbs.py)",
+    "jobtap.zz-remove-all": "built-in plugins of ours are what the job model is made of, and cannot be removed",
+    "jobtap.alloc-bypass": "resources are what the scheduler gives: two sources of truth for what is allocated are a fault (R67)",
+}
 #: of a later group, and there already
 NOW = {"start.inactive-purge"}
 
 #: scenario → (reason, a pattern for each difference)
 DELIBERATE: dict[str, tuple[str, list[str]]] = {
+    "jobtap.perilog-test-count": (
+        "a hold is a name, used once: a prolog of the same name is not started twice, nor finished twice (R11)",
+        [
+            r"events of ID1\n.*(prolog-start ){3}(prolog-finish ){3}.*\n.*ours: .* alloc (prolog-start ){2}(prolog-finish ){2}start"
+        ],
+    ),
     "run.env-task": (
         "no CUDA, OMPI and PMI variables yet; LEVERET_URI and LEVERET_UNIT are ours",
         [r"step 1 .*: stdout\n(.|\n)*CUDA_VISIBLE_DEVICES(.|\n)*ours: (?!(.|\n)*(CUDA|PMI|OMPI))(.|\n)*LEVERET_UNIT"],
@@ -102,7 +112,7 @@ def mine() -> list[str]:
     return [
         name
         for name, one in SCENARIOS.items()
-        if name in NOW or (name not in LATER and one["group"] not in LATER_GROUPS)
+        if name in NOW or (name not in LATER and name not in LEFT_OUT and one["group"] not in LATER_GROUPS)
     ]
 
 
@@ -140,7 +150,7 @@ def test_as_in_flux(name: str, reports: dict[str, Future[list[str]]]) -> None:
 
 
 def test_every_scenario_has_one_place() -> None:
-    assert set(LATER) <= set(SCENARIOS)
+    assert set(LATER) | set(LEFT_OUT) <= set(SCENARIOS)
     assert set(DELIBERATE) <= set(mine())
     assert {one["group"] for one in SCENARIOS.values()} >= set(LATER_GROUPS)
     assert set(replay.HISTORY) | set(replay.TIMING) <= set(mine())

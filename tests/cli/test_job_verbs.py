@@ -393,3 +393,9 @@ def test_completion_knows_verbs_and_job_ids(daemon: FakeDaemon, leveret: Any, mo
     assert "plain,attach" in complete("leveret job att")
     assert complete("leveret job attach ƒBu") == ["plain,ƒBukQL"]
     assert complete("leveret cancel fBu") == ["plain,ƒBukQL"]
+
+
+def test_a_plugin_that_is_nowhere(daemon: FakeDaemon, leveret: Any) -> None:
+    daemon.answer("POST", "/v1/jobtap", (404, {"code": "not-found", "message": "no plugin named `x`", "hint": "h"}))
+    outcome = leveret("jobtap", "load", "nosuch.so")
+    assert (outcome.code, outcome.err) == (1, "leveret-jobtap: ERROR: nosuch.so not found\nhint: h\n")

@@ -64,7 +64,10 @@ def load(removed: str | None, plugin: str, conf: tuple[str, ...]) -> int:
             raise NotFoundError(f"{plugin} not found")
         plugin = path
     with Client() as client:
-        client.jobtap_load(plugin, values, removed or "")
+        try:
+            client.jobtap_load(plugin, values, removed or "")
+        except NotFoundError as failure:
+            raise NotFoundError(f"{plugin} not found", failure.hint)
     return 0
 
 
