@@ -20,6 +20,7 @@ import resource
 import secrets
 import signal
 import socket
+import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -39,7 +40,7 @@ from leveret.exec.local import LocalEngine
 from leveret.exec.simulated import SimulatedEngine
 from leveret.manager.manager import Manager
 from leveret.manager.queries import Queries
-from leveret.store import backup
+from leveret.store import backup, place
 from leveret.store.sqlite import Store
 from leveret.wire import PROTOCOL
 
@@ -91,6 +92,7 @@ class Listener:
 
 def open_log(path: Path) -> Any:
     """JSON lines, rotated."""
+    logging.raiseExceptions = False  # a full disk is no reason to say so on every line
     handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=3)
     handler.setFormatter(logging.Formatter("%(message)s"))
     root = logging.getLogger("leveret")
@@ -162,6 +164,7 @@ class Daemon:
         self.manager: Manager
         self.server: Server
         self.nofile: int | None = None  #: the soft limit of open files before we raised ours
+        self.say: Callable[[str], None] = lambda text: None  #: to who waits for the start, until it is over
         self._shutting = False
 
     async def start(self) -> None:
@@ -237,8 +240,14 @@ class Daemon:
 
     def _store_failed(self, error: Exception) -> None:
         # what is in memory is ahead of the disk and must not be shown: end, and replay at the next start
-        self.log.error("the store has failed; ending", why=repr(error))
-        os._exit(3)
+        try:
+            self.log.error("the store has failed; ending", why=repr(error))
+            known = place.explain(error, self.state_dir)
+            text = known.message if known is not None else f"the store has failed: {error}"
+            self.say(f"error {text}")  # to who waits for the start; else into daemon.err
+            print(f"leveret-daemon: ERROR: {text}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(3)  # also when these cannot be written either
 
     # ---- ending ------------------------------------------------------------------------------------
 
@@ -356,8 +365,15 @@ class Daemon:
 async def run(args: argparse.Namespace, lock_fd: int, settings: config.Config, ready: Callable[[str], None]) -> None:
     daemon = Daemon(Path(args.statedir), lock_fd, args.socket, args.size, settings)
     daemon.nofile = args.nofile
+    daemon.say = ready
     try:
-        await daemon.start()
+        try:
+            await daemon.start()
+        except (sqlite3.Error, OSError) as failure:
+            known = place.explain(failure, daemon.state_dir)
+            if known is None:
+                raise
+            raise known from failure
     except LeveretError as error:
         hint = f" ({error.hint})" if error.hint else ""
         ready(f"error {error.message}{hint}")
@@ -371,6 +387,7 @@ async def run(args: argparse.Namespace, lock_fd: int, settings: config.Config, r
         os.set_inheritable(args.owner_fd, False)
         asyncio.get_running_loop().add_reader(args.owner_fd, lambda: daemon.owner_gone(args.owner_fd))
     ready("ok")
+    daemon.say = lambda text: None
     daemon.log.info("serving", pid=os.getpid(), uri=daemon.uri, version=__version__)
     await daemon.serve()
     daemon.store.close()
@@ -400,13 +417,18 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         os.makedirs(args.statedir, mode=0o700, exist_ok=True)
+        place.check(Path(args.statedir))
         held = lock(Path(args.statedir))
+        if held is None:
+            ready("held")
+            return 0
+        place.check_room(Path(args.statedir))
     except OSError as error:
-        ready(f"error {args.statedir}: {error.strerror}")
+        ready(f"error {place.explain(error, Path(args.statedir)) or f'{args.statedir}: {error.strerror}'}")
         return 1
-    if held is None:
-        ready("held")
-        return 0
+    except LeveretError as error:
+        ready(f"error {error.message} ({error.hint})")
+        return 1
     try:
         settings = config.load(config.find(args.config))
     except LeveretError as error:
