@@ -45,6 +45,7 @@ from leveret.connection import connect as connect_socket
 from leveret.errors import BusyError, LeveretError, NotFoundError, UnreachableError, from_dict
 from leveret.holding import AsyncHoldMethods
 from leveret.planning import AsyncPlanningMethods
+from leveret.queueclient import AsyncQueueClient
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -65,7 +66,7 @@ class Pause:
         return True
 
 
-class AsyncClient(AsyncPlanningMethods, AsyncHoldMethods):
+class AsyncClient(AsyncPlanningMethods, AsyncHoldMethods, AsyncQueueClient):
     """A client of one instance for asyncio programs. Safe for many tasks at once."""
 
     def __init__(self, uri: str | None = None, start: bool = True, patience_s: float = PATIENCE_S) -> None:

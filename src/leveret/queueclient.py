@@ -67,3 +67,48 @@ class QueueClient:
         """
         answer = self.request("POST", f"{self.job_path(jobid)}/update", {"updates": updates}, repeat=False)
         return dict(answer["updates"])
+
+
+class AsyncQueueClient:
+    """The same for `aclient.AsyncClient`."""
+
+    if TYPE_CHECKING:
+
+        async def request(
+            self, method: str, target: str, body: Any = None, *, repeat: bool = True, raw: bytes | None = None
+        ) -> Any: ...
+
+    async def queues(self, names: Sequence[str] = ()) -> Record:
+        """As QueueClient.queues."""
+        from leveret.connection import quote
+
+        query = f"?queues={quote(','.join(names))}" if names else ""
+        return dict(await self.request("GET", f"/v1/queues{query}"))
+
+    async def change_queues(
+        self,
+        action: str,
+        names: Sequence[str] = (),
+        *,
+        everything: bool = False,
+        reason: str = "",
+        checkpoint: bool = True,
+    ) -> list[Record]:
+        """As QueueClient.change_queues."""
+        body = {"action": action, "queues": list(names), "all": everything, "reason": reason, "checkpoint": checkpoint}
+        return list((await self.request("POST", "/v1/queues", body))["queues"])
+
+    async def wait_queues(
+        self, what: str = "idle", names: Sequence[str] = (), timeout_s: float | None = None
+    ) -> Record:
+        """As QueueClient.wait_queues, but raises BusyError when the daemon ends meanwhile."""
+        body = {"what": what, "queues": list(names), "timeout_s": timeout_s}
+        return dict(await self.request("POST", "/v1/queues/wait", body))
+
+    async def update(self, jobid: int | str, updates: Record) -> Record:
+        """As QueueClient.update."""
+        from leveret.connection import quote
+
+        return dict(
+            (await self.request("POST", f"/v1/jobs/{quote(str(jobid))}/update", {"updates": updates}))["updates"]
+        )

@@ -119,6 +119,9 @@ def signal_of(name: str) -> int:
     return int(found)
 
 
+STEPS = {"up": 1, "down": -1}
+
+
 @click.command(
     "urgency",
     cls=Command,
@@ -130,12 +133,15 @@ def signal_of(name: str) -> int:
 @click.argument("jobid", metavar="id", shell_complete=complete_jobids)
 @click.argument("value", metavar="urgency", type=URGENCY)
 def urgency(verbose: bool, jobid: str, value: str) -> int:
-    """Set a job's urgency: 0-31, hold, expedite or default."""
+    """Set a job's urgency: 0-31, hold, expedite or default; `up` and `down` move it by one."""
     from leveret.client import Client
 
-    number, wanted = parse_jobid(jobid), submission.urgency_of(value)
+    number = parse_jobid(jobid)
+    wanted = 0 if value in STEPS else submission.urgency_of(value)
     with Client() as client:
         try:
+            if value in STEPS:
+                wanted = min(31, max(0, int(client.job(number)["urgency"]) + STEPS[value]))
             old = client.urgency(number, wanted)
         except LeveretError as refused:
             if refused.code in INSTANCE_ERRORS:

@@ -86,6 +86,7 @@ class Entry:
         "lines",
         "owners",
         "progress",
+        "reason",
         "rset",
         "shell",
         "stdin_bytes",
@@ -108,6 +109,7 @@ class Entry:
         self.owners: dict[str, str] = {}  #: hold key → plugin that closes it ("" = the API)
         self.data: dict[str, dict[str, Any]] = {}  #: plugin → what it remembers of the job; replaced, never changed
         self.leases: dict[str, float] = {}  #: hold key → seconds for which a word of its holder is good
+        self.reason = ""  #: why a plugin keeps it from getting resources, as of the last pass of the scheduler
         self.progress: dict[str, dict[str, Any]] = {}  #: hold key → last progress; never stored
         self.lines: dict[str, int] = {}  #: guest path → number of its next line
         self.stopping: set[str] = set()  #: hold keys that have been asked to stop

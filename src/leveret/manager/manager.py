@@ -18,7 +18,7 @@ from leveret.core import jobid as jobids
 from leveret.core import jobspec as jobspecs
 from leveret.core.event import decode
 from leveret.core.inventory import Inventory
-from leveret.core.job import FLAG_WAITABLE, FLAGS, Job, replay
+from leveret.core.job import FLAG_WAITABLE, FLAGS, Job, merge, replay
 from leveret.core.transitions import CLEANUP, INACTIVE, PRIORITY, RUN, SCHED
 from leveret.core.verdict import record
 from leveret.errors import BusyError, ConflictError, EventError, ForbiddenError, InvalidError, NotFoundError
@@ -524,6 +524,9 @@ class Manager:
             out |= {"nnodes": digest.nnodes or None, "ncores": digest.nslots * digest.cores_per_slot}
         if job.state is SCHED and job.priority and (why := self.queues.stopped(entry)):
             out["waiting_for"] = why
+        elif job.state is SCHED and entry.reason:
+            out["waiting_for"] = entry.reason
+            out["annotations"] = merge(out["annotations"], {"sched": {"reason_pending": entry.reason}})
         out["holds"] = self.holds.describe(entry)
         if job.state is PRIORITY and "priority" in entry.in_flight:
             out["waiting_for"] = "priority of " + ", ".join(self.registry.names("priority"))

@@ -98,6 +98,7 @@ class Scheduling:
         self._wanted = False
         if self._pass is None:
             self._again = False
+            self.queue.blocked = self._blocked if self.manager.registry.has("blocked") else None
             self._pass = self.queue.schedule(self.manager.clock.time())
         end = time.perf_counter() + SLICE_S
         for found in self._pass:
@@ -112,6 +113,15 @@ class Scheduling:
         if not self._wanted:
             self._wanted = True
             self.manager.clock.call_soon(self._slice)
+
+    def _blocked(self, jobid: int) -> str:
+        """Why plugins do not let a job have resources now; listings show it."""
+        entry = self.manager.entries[jobid]
+        reason = self.manager.registry.first_text("blocked", str(jobid), entry.job)
+        if reason != entry.reason:
+            entry.reason = reason
+            self.manager.feed.publish((jobid,))
+        return reason
 
     def _allocated(self, jobid: int, rset: Rset) -> None:
         entry = self.manager.entries[jobid]

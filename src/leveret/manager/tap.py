@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from leveret.manager.manager import Manager
 
 _encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+#: jobs whose priority is asked for again in one pass of the loop
+SLICE = 200
 
 
 class Tap:
@@ -152,13 +155,24 @@ class Tap:
                     turn.touch(entry)
                     entry.in_flight.discard("priority")
             elif state is SCHED and not waiting:
-                with Turn(self.manager, "priority") as turn:
-                    turn.touch(entry)
-                    priority = turn.priority_of(entry)
-                    if priority is not None and priority != entry.job.priority:
+                priority = Turn(self.manager).priority_of(entry)
+                if priority is not None and priority != entry.job.priority:
+                    with Turn(self.manager, "priority") as turn:
                         turn.post(entry, "priority", {"priority": priority})
 
+    def _slice(self, left: list[int]) -> None:
+        """Some of the jobs, oldest first; the rest in the next pass of the loop, so that doors stay open."""
+        for _ in range(min(SLICE, len(left))):
+            jobid = left.pop()
+            if jobid in self.manager.entries:
+                self.reprioritize_soon(jobid)
+        if left:
+            self.manager.clock.call_soon(lambda: self._slice(left))
+
     def reprioritize_soon(self, jobid: int | None) -> None:
+        if jobid is None:
+            self._slice(sorted(self.manager.entries, reverse=True))
+            return
         try:
             self.reprioritize(jobid)
         except LeveretError:
@@ -276,6 +290,9 @@ class PluginPort:
     def recall(self, jobid: int, key: str, default: Any = None) -> Any:
         entry = self._manager.entries.get(jobid)
         return default if entry is None else entry.data.get(self._plugin, {}).get(key, default)
+
+    def kept(self) -> dict[str, Any]:
+        return {name: _decode(value) for name, value in self._manager.store.notes(f"plugin/{self._plugin}")}
 
     def answer(self, jobid: int, *answers: Answer) -> None:
         manager = self._manager

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from leveret.core import jobid as jobids
 from leveret.core import jobspec as jobspecs
 from leveret.core.actions import Ask, next_actions
@@ -260,6 +262,14 @@ class Turn:
         elif isinstance(answer, hooks.SetEnv):
             updates = {jobspecs.ENVIRONMENT + name: value for name, value in answer.values.items()}
             self._ask_to_post(entry, "jobspec-update", updates)
+        elif isinstance(answer, hooks.Keep):
+            kind = f"plugin/{plugin.name}"
+            if answer.value is None:
+                self.op("DELETE FROM note WHERE kind=? AND name=?", kind, answer.key)
+            else:
+                self.op(
+                    "INSERT OR REPLACE INTO note VALUES(?,?,?)", kind, answer.key, msgspec.json.encode(answer.value)
+                )
         elif isinstance(answer, hooks.Remember):
             plugindata.remember(self, entry, plugin.name, answer.values)
         elif isinstance(answer, hooks.Annotate):

@@ -188,6 +188,17 @@ class Remember(Answer):
         self.values = {**(values or {}), **more}
 
 
+class Keep(Answer):
+    """A value of this plugin itself, about no single job, stored in the turn of the event that caused it; `manager.kept` gives
+    all of them back, after a restart too. JSON; None forgets the key."""
+
+    __slots__ = ("key", "value")
+
+    def __init__(self, key: str, value: Any) -> None:
+        self.key = key
+        self.value = value
+
+
 class Reject(Answer):
     """Refuse, with a reason for the user (from `create`, `validate`, `dependency…`, `update_KEY` and `config`)."""
 
@@ -316,6 +327,9 @@ class Manager(Protocol):
     def recall(self, jobid: int, key: str, default: Any = None) -> Any:
         """What this plugin has answered with `Remember` for an active job."""
 
+    def kept(self) -> dict[str, Any]:
+        """What this plugin has answered with `Keep`."""
+
     def answer(self, jobid: int, *answers: Answer) -> None:
         """Give answers from a hold's work, or for another job than the one at hand. Raises NotFoundError, and
         InvalidError when one of them is refused; nothing has changed then. From within a moment they join its turn."""
@@ -389,6 +403,11 @@ class Plugin:
     def priority(self, job: Job) -> int | _NotYet | None:
         """The job's priority; NOT_YET to keep it in PRIORITY; None to leave it to the next plugin (the default is the
         urgency). Not asked for urgency 0 (held) and 31 (expedited)."""
+
+    def blocked(self, job: Job) -> str:
+        """Why the job may not get resources now, or "": asked by each pass of the scheduler for those that it comes to, so it
+        must be quick. Others may pass the job. `leveret explain` and the annotation `sched.reason_pending` show the reason."""
+        return ""
 
     def state_depend(self, job: Job) -> Answers:
         """The job entered DEPEND: a hold that is opened here keeps it there."""

@@ -31,7 +31,11 @@ BUILTIN: dict[str, type[Plugin]] = {
     "staging": Staging,
 }
 #: loaded by name, when a site asks for them
-LOADABLE: dict[str, str] = {"ports": "leveret.plugins.ports"}
+LOADABLE: dict[str, str] = {
+    "ports": "leveret.plugins.ports",
+    "limits": "leveret.plugins.limits",
+    "fairshare": "leveret.plugins.fairshare",
+}
 #: methods that may refuse a submission, by Reject or by raising InvalidError
 REFUSING = ("create", "validate", "dependency", "update_")
 ENTRY_POINTS = "leveret.plugins"
@@ -166,6 +170,16 @@ class Registry:
             if answer is not None:
                 return answer
         return None
+
+    def first_text(self, hook: str, label: str, *args: Any) -> str:
+        """The first answer that is not empty."""
+        for plugin, method in self._hooks.get(hook, ()):
+            try:
+                if text := str(method(*args) or ""):
+                    return text
+            except Exception as error:
+                self._on_error(plugin.name, label, error)
+        return ""
 
     def for_scheme(self, scheme: str) -> Plugin | None:
         for entry in self.loaded.values():
