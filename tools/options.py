@@ -30,8 +30,6 @@ COMMANDS_LEFT_OUT = {
 }
 _SUBMIT = {
     "--list-plugins": "there are no plugins of the command line; a plugin's options come with issue 5",
-    "--resources-shape": "a plugin of Flux's command line",
-    "--resources-json": "a plugin of Flux's command line",
 }
 #: command → option → why it is left out
 LEFT_OUT: dict[str, dict[str, str]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -105,3 +106,52 @@ def test_what_is_refused_is_said_in_one_line(four: Instance) -> None:
         assert (done.code, done.err.splitlines()[0]) == (1, f"leveret-resource: ERROR: {text}"), args
     rows = json.loads(four.leveret("resource", "list", "--json", check=0).out)
     assert [(row["state"], row["nnodes"]) for row in rows] == [("free", 4)]
+
+
+def test_r36_a_node_whose_tasks_cannot_be_killed_is_drained_and_the_job_ends(launch: Callable[..., Instance]) -> None:
+    """The helper of one of two nodes does not answer (it is stopped): the other's tasks end, this one's are given up."""
+    instance = launch(2, '[exec]\nkill-timeout = "1s"\nmax-kill-time = "3s"\n')
+    job = instance.submit("-N2", "-x", "sleep", "1000")
+    instance.wait_event(job, "start")
+    pid = next(helper["pid"] for helper in instance.client.status()["helpers"] if helper["node"] == 1)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        instance.client.cancel(job)
+        record = instance.wait(job)
+        assert record["result"] == "CANCELED"
+        notes = {c["type"]: c["note"] for c in instance.contexts(job, "exception")}
+        assert "node1" in notes["unkillable"]
+        assert field(instance, "drain {state} {ranks}") == "drained 1"
+        assert "unkillable processes for job" in field(instance, "drain {reason}")
+        assert instance.run("-N1", "true").code == 0
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert instance.leveret("resource", "undrain", "1", check=0).code == 0
+    assert instance.run("-N2", "true").code == 0  # the helper is well, and has forgotten the job
+
+
+def test_a_node_fewer_and_a_node_more(launch: Callable[..., Instance]) -> None:
+    """The inventory is another one at the next start: jobs of the node that is gone end by name, drains stay with hosts."""
+    two = '[resource]\nnoverify = true\n[[resource.config]]\nhosts = "a,b"\ncores = "0"\n'
+    instance = launch(config=two)
+    kept, gone = instance.submit("sleep", "1000"), instance.submit("sleep", "1000")
+    for job in (kept, gone):
+        instance.wait_event(job, "start")
+    task = int(instance.leveret("job", "hostpids", gone, check=0).out.partition(":")[2].split(",")[0])
+    instance.leveret("resource", "drain", "b", "old", check=0)
+    instance.kill_daemon()
+    config = instance.base / "leveret.toml"
+    config.write_text(two.replace("a,b", "a"))
+    instance.start()
+    record = instance.wait(gone)
+    assert (record["result"], record["cause"]["type"]) == ("FAILED", "node-failure")
+    assert "b: not a node of this instance any more" in record["cause"]["note"]
+    until(lambda: not os.path.exists(f"/proc/{task}"), "the helper of the node that is gone has ended its task")
+    assert instance.record(kept)["state"] == "RUN" and field(instance, "drain {nodelist}") == ""
+    instance.kill_daemon()
+    config.write_text(two.replace("a,b", "a,c,b"))
+    instance.start()
+    assert field(instance, "drain {ranks} {nodelist} {reason}") == "2 b old"
+    assert instance.record(kept)["state"] == "RUN" and instance.run("true").code == 0
+    instance.client.cancel(kept)
+    instance.wait(kept)

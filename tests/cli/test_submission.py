@@ -278,3 +278,21 @@ def test_python_adds_nothing_to_the_jobs_environment(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "leveret", "run", "--dry-run", "true"]
     spec = json.loads(subprocess.run(command, env=environ, capture_output=True, check=True).stdout)
     assert spec["attributes"]["system"]["environment"] == environ
+
+
+def test_resources_in_one_word_or_from_a_file(leveret: Any, tmp_path: Path) -> None:
+    spec = spec_of(leveret("run", "--dry-run", "--resources-shape=node=2/slot=2{mine}/[core=2;gpu]", "true"))
+    inner = [{"type": "core", "count": 2}, {"type": "gpu", "count": 1}]
+    slot = {"type": "slot", "count": 2, "label": "mine", "with": inner}
+    assert spec["resources"] == [{"type": "node", "count": 2, "with": [slot]}]
+    assert spec["tasks"] == [{"command": ["true"], "slot": "mine", "count": {"per_slot": 1}}]
+    path = tmp_path / "resources.json"
+    path.write_text(json.dumps([slot]))
+    assert spec_of(leveret("run", "--dry-run", f"--resources-json={path}", "true"))["resources"] == [slot]
+    for options, what in (
+        (["--resources-shape=slot/core", "-N2"], "can't be used with other resource options"),
+        (["--resources-shape=slot"], "a slot must have something in it"),
+        (["--resources-json=/nowhere"], "--resources-json: [Errno 2]"),
+    ):
+        refused = leveret("run", "--dry-run", *options, "true")
+        assert refused.code == 1 and what in refused.err

@@ -42,6 +42,8 @@ def options(*more: Callable[[Any], Any]) -> Callable[[Any], Any]:
         opt("--tasks-per-core", type=int, metavar="N", help="Tasks on each core (with -N or --cores)."),
         opt("--gpus-per-node", type=int, metavar="N", help="GPUs of each node (with -N)."),
         opt("-x", "--exclusive", is_flag=True, help="Whole nodes (with -N)."),
+        opt("--resources-shape", metavar="SHAPE", help="Resources in one word (RFC 46), e.g. slot=4/core=2."),
+        opt("--resources-json", metavar="FILE", help="The resources section of the jobspec, from a JSON file."),
         opt(
             "--requires",
             metavar="CONSTRAINT",
@@ -132,6 +134,7 @@ def build(params: Parameters, environment: dict[str, str]) -> dict[str, Any]:
     )
     if per_resource:
         add_per_resource(spec, params, per_resource)
+    set_resources(spec, params)
     system = spec["attributes"]["system"]
     if params["requires"]:
         system["constraints"] = constraint_of(params["requires"])
@@ -195,6 +198,28 @@ def add_per_resource(spec: dict[str, Any], params: Parameters, given: dict[str, 
         jobspec.setopt(spec, "per-resource", option)
 
 
+def set_resources(spec: dict[str, Any], params: Parameters) -> None:
+    """--resources-shape (RFC 46) and --resources-json: the whole section, in place of what other options make."""
+    text, path = params["resources_shape"], params["resources_json"]
+    if text is None and path is None:
+        return
+    from leveret.core import shape
+
+    option = "--resources-shape" if text is not None else "--resources-json"
+    others = (*PER_RESOURCE, "nodes", "ntasks", "cores_per_task", "gpus_per_task")
+    if (text is not None and path is not None) or params["exclusive"] or any(params[key] is not None for key in others):
+        raise InvalidError(f"{option} can't be used with other resource options")
+    if text is not None:
+        try:
+            spec["resources"] = shape.parse(text)
+        except FormatError as error:
+            raise InvalidError(f"--resources-shape: {error.message}", "for example slot=4/core=2")
+    else:
+        spec["resources"] = file_value(f"^resources={path}", "--resources-json")[1]
+    if isinstance(spec["resources"], list) and (label := shape.slot_label(spec["resources"])) is not None:
+        spec["tasks"][0]["slot"] = label
+
+
 def constraint_of(text: str) -> dict[str, Any]:
     """--requires as an RFC 31 object."""
     from leveret.core import constraint
@@ -223,8 +248,9 @@ def key_value(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def file_value(text: str) -> tuple[str, Any]:
+def file_value(text: str, option: str = "") -> tuple[str, Any]:
     """`^KEY=FILE`: the JSON in a file."""
+    option = option or f"--setattr={text}"
     key, equals, path = text[1:].partition("=")
     if not equals or not key:
         raise InvalidError(f"--setattr={text}: expected ^KEY=FILE")
@@ -232,9 +258,9 @@ def file_value(text: str) -> tuple[str, Any]:
         with open(path, encoding="utf-8") as lines:
             return key, json.load(lines)
     except OSError as error:
-        raise InvalidError(f"--setattr={text}: {error}")
+        raise InvalidError(f"{option}: {error}")
     except ValueError as error:
-        raise InvalidError(f"--setattr={text}: {path} is not JSON: {error}")
+        raise InvalidError(f"{option}: {path} is not JSON: {error}")
 
 
 def dependency_of(uri: str) -> dict[str, str]:
