@@ -217,7 +217,9 @@ def test_a_damaged_record_of_an_inactive_job_hides_no_other(tmp_path: Path) -> N
         damage(
             tmp_path,
             ("UPDATE done SET record=x'7b' WHERE id=?", (jobs[1],)),
-            ("INSERT INTO resource_event SELECT max(n) + 1, 'x' FROM resource_event", ()),
+            ("INSERT INTO resource_event SELECT max(n) + 1, x'78' FROM resource_event", ()),
+            ("UPDATE meta SET value='' WHERE key='resource.R'", ()),
+            ("INSERT INTO meta VALUES('queue/', '[')", ()),
         )
         rig.boot()
         await rig.quiet()

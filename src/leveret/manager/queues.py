@@ -73,7 +73,10 @@ class Queues:
                 own.allow_group if own.allow_group is not None else general.allow_group,
             )
             if (text := manager.store.meta(f"queue/{name}")) is not None:
-                queue.restore(text)
+                try:
+                    queue.restore(text)
+                except (msgspec.DecodeError, TypeError, ValueError) as error:
+                    manager.log.error("what was set for a queue is damaged", queue=name, why=str(error))
             self.apply(queue)
         anonymous = self.all.get("")
         #: nothing is filled in or checked

@@ -127,8 +127,11 @@ class Resources:
         manager = self.manager
         before = manager.store.meta(R_KEY)
         if before is not None:
-            for change in inventories.difference(resources.from_dict(_decode(before)), rset):
-                manager.log.warning("the inventory has changed", what=change)
+            try:
+                for change in inventories.difference(resources.from_dict(_decode(before)), rset):
+                    manager.log.warning("the inventory has changed", what=change)
+            except (FormatError, msgspec.DecodeError) as error:
+                manager.log.error("the inventory of the last time is damaged", why=str(error))
         turn.op("INSERT OR REPLACE INTO meta VALUES(?,?)", R_KEY, _encode(rset.to_dict()).decode())
         self.post("resource-define", {"method": method})
 
