@@ -37,6 +37,7 @@ LATER_GROUPS = {
 LATER: dict[str, str] = {}
 #: scenario → why it will never be the same, nor is it a difference of a feature that both have
 LEFT_OUT = {
+    "jobtap.perilog-test-count": "two prologs of one name: a hold is a name, used once (tests/manager/test_plugins.py, R11)",
     "jobtap.list": "it lists the names of Flux's built-in plugins; ours have names of their own (messages: tests/cli/test_job_verbs.py)",
     "jobtap.zz-remove-all": "built-in plugins of ours are what the job model is made of, and cannot be removed",
     "jobtap.alloc-bypass": "resources are what the scheduler gives: two sources of truth for what is allocated are a fault (R67)",
@@ -46,12 +47,6 @@ NOW = {"start.inactive-purge"}
 
 #: scenario → (reason, a pattern for each difference)
 DELIBERATE: dict[str, tuple[str, list[str]]] = {
-    "jobtap.perilog-test-count": (
-        "a hold is a name, used once: a prolog of the same name is not started twice, nor finished twice (R11)",
-        [
-            r"events of ID1\n.*(prolog-start ){3}(prolog-finish ){3}.*\n.*ours: .* alloc (prolog-start ){2}(prolog-finish ){2}start"
-        ],
-    ),
     "run.env-task": (
         "no CUDA, OMPI and PMI variables yet; LEVERET_URI and LEVERET_UNIT are ours",
         [r"step 1 .*: stdout\n(.|\n)*CUDA_VISIBLE_DEVICES(.|\n)*ours: (?!(.|\n)*(CUDA|PMI|OMPI))(.|\n)*LEVERET_UNIT"],

@@ -780,6 +780,34 @@ def test_a_give_up_says_who_and_ends_the_hold(tmp_path: Path, kind: str, fatal: 
     simulate(body)
 
 
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("kind", ["prolog", "part"])
+def test_r17_a_holder_without_deadline_that_does_not_answer_is_abandoned_by_name(
+    tmp_path: Path, kind: str, crash: bool
+) -> None:
+    async def body() -> None:
+        rig = Rig(tmp_path, config=Config(job_manager=JobManager(hold_deadline="100s")))
+        jobid = await rig.submit(urgency=0)
+        rig.manager.holds.open(jobid, kind, "never", {} if kind == "prolog" else {"blocks": ["start"], "owner": "site"})
+        await rig.cancel(jobid)
+        assert list(rig.job(jobid).holds) == [f"{kind}/never"]
+        rig.clock.advance(60)
+        if crash:
+            await rig.restart()
+            rig.clock.advance(60)
+        await rig.quiet()
+        assert list(rig.job(jobid).holds) == [f"{kind}/never"]
+        rig.clock.advance(41)
+        await rig.quiet()
+        assert rig.verdict(jobid).result == CANCELED
+        said = [e.get("note") for e in rig.stored(jobid) if e.name == "exception"]
+        assert said[1:] == ["never: the deadline has passed"]
+        rig.over()
+        rig.close()
+
+    simulate(body)
+
+
 def test_giving_up_what_is_not_open_changes_nothing(tmp_path: Path) -> None:
     async def body() -> None:
         rig = Rig(tmp_path)

@@ -332,7 +332,7 @@ class PluginPort:
 
     @property
     def ending(self) -> bool:
-        return self._manager.works.ending
+        return self._manager.works.lets_go()
 
     def log(self, message: str, **details: Any) -> None:
         self._manager.log.info(message, plugin=self._plugin, **details)

@@ -150,7 +150,7 @@ class WorkRuns:
                     over(left.pop(future), future.result())
             return results
         except asyncio.CancelledError:
-            if not self.manager.works.ending and any(not future.done() for future in waiting.values()):
+            if not self.manager.works.lets_go() and any(not future.done() for future in waiting.values()):
                 # what waited is not wanted any more, and so is the process; nothing goes on while it ends
                 self.stop_run(jobid, name, kill_timeout_s)
                 if self.manager.works.minds_current_task():

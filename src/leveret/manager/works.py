@@ -7,6 +7,7 @@ An exception that a failure causes and the finish of the hold share a turn.
 from __future__ import annotations
 
 import asyncio
+import math
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ class Works:
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._timers: dict[Key, Any] = {}
         self._waiters: dict[Key, list[asyncio.Future[None]]] = {}
+        self._let_go: set[asyncio.Task[None]] = set()  #: canceled because their plugin goes, not their work
         self.ending = False
 
     # ---- beginning -------------------------------------------------------------------------------
@@ -167,6 +169,12 @@ class Works:
 
     def _stop_one(self, entry: Entry, hold: Hold) -> None:
         entry.stopping.add(hold.key)
+        jobid = entry.job.id
+        patience_s = self.manager.holds.deadline_s
+        if hold.deadline is None and (jobid, hold.key) not in self._timers and math.isfinite(patience_s):
+            # whoever was asked to stop may never answer: then it is abandoned, by name
+            when = self.manager.clock.time() + patience_s
+            self._timers[(jobid, hold.key)] = self.manager.clock.call_at(when, lambda: self._overrun(jobid, hold))
         plugin = self.manager.registry.get(entry.owners.get(hold.key, ""))
         task = self._tasks.get((entry.job.id, hold.key))
         if plugin is not None and self._ask_to_stop(plugin, entry, hold):
@@ -184,6 +192,10 @@ class Works:
     def minds_current_task(self) -> bool:
         """Whether a hold is still to be closed by the task that asks."""
         return asyncio.current_task() in self._tasks.values()
+
+    def lets_go(self) -> bool:
+        """Whether the task that asks is canceled though its work goes on: the daemon ends, or its plugin goes."""
+        return self.ending or asyncio.current_task() in self._let_go
 
     def closed(self, jobid: int, key: str) -> None:
         """The hold's finish is on disk."""
@@ -207,10 +219,12 @@ class Works:
         await future
 
     def drop_plugin(self, name: str) -> None:
-        """A plugin goes: its work stops, its holds stay open until it is back or somebody finishes them."""
+        """A plugin goes: what waits here stops, its processes and its holds stay for who takes them up."""
         for jobid, entry in self.manager.entries.items():
             for key, owner in entry.owners.items():
                 if owner == name and (task := self._tasks.pop((jobid, key), None)):
+                    self._let_go.add(task)
+                    task.add_done_callback(self._let_go.discard)
                     task.cancel()
 
     async def shut_down(self) -> None:
