@@ -45,6 +45,10 @@ alarm = "2h"
 [job-manager.perilog]
 log-ignore = ["^debug:"]
 
+[job-manager.housekeeping]
+command = ["/bin/tidy"]
+release-after = "1m"
+
 [exec]
 kill-timeout = "7s"
 engine = "simulated"
@@ -96,6 +100,7 @@ def test_every_key(tmp_path: Path) -> None:
         job_manager=config.JobManager(
             prolog=config.Perilog(["/bin/prolog", "--now"], "10m", "30s", False, True, "1h"),
             epilog=config.Perilog(["/bin/epilog"], "1h", "20s", True, True, "2h"),
+            housekeeping=config.Housekeeping(["/bin/tidy"], "1m"),
             perilog=config.PerilogCommon(["^debug:"]),
             plugins=["one", "/two.py", config.PluginDirective("three", {"ports": 4})],
             hold_deadline="2d",

@@ -23,6 +23,7 @@ from leveret.client_upkeep import UpkeepCalls
 from leveret.connection import Backoff, Connection, LineStream, LostError, encode_json, make_request, quote
 from leveret.errors import BusyError, LeveretError, NotFoundError, UnreachableError
 from leveret.holding import HoldMethods
+from leveret.partsclient import PartsClient
 from leveret.planning import PlanningMethods
 from leveret.queueclient import QueueClient
 from leveret.resourceclient import ResourceClient
@@ -39,7 +40,7 @@ JobId = int | str
 Record = dict[str, Any]
 
 
-class Client(PlanningMethods, HoldMethods, QueueClient, ResourceClient, UpkeepCalls):
+class Client(PlanningMethods, HoldMethods, PartsClient, QueueClient, ResourceClient, UpkeepCalls):
     """A client of one instance. Not for several threads at once; use one client a thread."""
 
     def __init__(self, uri: str | None = None, start: bool = True, patience_s: float = PATIENCE_S) -> None:

@@ -38,6 +38,15 @@ class PerilogCommon(Section):
     log_ignore: list[str] = []  #: lines of output that match one of these regular expressions are not logged
 
 
+class Housekeeping(Section):
+    """[job-manager.housekeeping]."""
+
+    command: list[str] | None = None
+    release_after: str = (
+        "0"  #: FSD; from the first node that is done: then all that are done go back, later each at once
+    )
+
+
 class PluginDirective(Section):
     """[[job-manager.plugins]]: `load` a file, entry point or name with `conf`; `remove` those that match a glob first."""
 
@@ -49,6 +58,7 @@ class PluginDirective(Section):
 class JobManager(Section):
     prolog: Perilog = msgspec.field(default_factory=Perilog)
     epilog: Perilog = msgspec.field(default_factory=Perilog)
+    housekeeping: Housekeeping = msgspec.field(default_factory=Housekeeping)
     perilog: PerilogCommon = msgspec.field(default_factory=PerilogCommon)
     plugins: list[str | PluginDirective] = []  #: loaded at start, in this order
     hold_deadline: str = "1d"  #: FSD; of a hold whose plugin works and names no deadline; 0: none

@@ -82,6 +82,13 @@ class QueueChange(Body):
     checkpoint: bool = True  #: keep it over a restart
 
 
+class HousekeepingKill(Body):
+    id: int | str | None = None  #: of this job
+    targets: str | None = None  #: on these nodes: an idset of ranks or a hostlist
+    all: bool = False
+    signal: int = 15
+
+
 class QueueWait(Body):
     what: str = "idle"  #: or drain
     queues: list[str] = []

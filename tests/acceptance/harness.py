@@ -434,7 +434,7 @@ class Ledger:
         return script, steer
 
     def perilog(self, phase: str, control: str = "ok 0", extra: str = "") -> str:
-        """Configuration for a prolog or epilog; `steer` changes what it does."""
+        """Configuration for a prolog, epilog or housekeeping; `steer` changes what it does."""
         script, _ = self._script(phase, PERILOG, control)
         return f'[job-manager.{phase}]\ncommand = ["{script}"]\n{extra}\n'
 

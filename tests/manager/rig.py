@@ -205,6 +205,8 @@ class Double:
         assert self.manager is not None
         entry = self.manager.entry_of_unit(unit)
         ask = entry.asks.get((unit, node)) if entry is not None else None
+        if ask is None:
+            ask = self.manager.housekeeping.ask_of(unit, node)
         assert ask is not None, f"{unit} is started, and nobody waits for it"
         assert ask.incarnation == helper.incarnation, f"{unit} was asked of another incarnation"
         self.calls.append(("start", node, unit, spec))

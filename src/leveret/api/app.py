@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from leveret import __version__, wire
-from leveret.api import openapi, queue_routes
+from leveret.api import housekeeping_routes, openapi, queue_routes
 from leveret.api.hold_routes import HoldRoutes
 from leveret.api.resource_routes import ROUTES as RESOURCE_ROUTES
 from leveret.api.resource_routes import ResourceRoutes
@@ -63,7 +63,14 @@ def answer(value: Any, status: int = 200) -> Response:
     return Response(_encode(value), status, media_type="application/json")
 
 
-class Api(SchedRoutes, HoldRoutes, ResourceRoutes, queue_routes.QueueRoutes, UpkeepRoutes):
+class Api(
+    SchedRoutes,
+    HoldRoutes,
+    housekeeping_routes.HousekeepingRoutes,
+    ResourceRoutes,
+    queue_routes.QueueRoutes,
+    UpkeepRoutes,
+):
     def __init__(self, manager: Manager, queries: Queries, instance: Instance, owner_uid: int) -> None:
         self.manager = manager
         self.queries = queries
@@ -396,6 +403,7 @@ ROUTES: list[tuple[str, str, str, type | None]] = [
     ("POST", "/v1/jobs/{id}/kill", "kill", wire.Kill),
     ("POST", "/v1/jobs/{id}/urgency", "urgency", wire.Urgency),
     *queue_routes.ROUTES,
+    *housekeeping_routes.ROUTES,
     ("POST", "/v1/jobs/{id}/stdin", "stdin", wire.Stdin),
     ("POST", "/v1/jobs/{id}/winsize", "winsize", wire.Winsize),
     ("POST", "/v1/wait", "wait", wire.Wait),

@@ -35,6 +35,7 @@ VERBS = {
     "start": ("leveret.cli.start", "start", "Run an instance around a command or in the foreground."),
     "shutdown": ("leveret.cli.manage", "shutdown", "End the instance."),
     "status": ("leveret.cli.manage", "status", "Show the instance: daemon, helpers, where it lives."),
+    "housekeeping": ("leveret.cli.housekeeping", "housekeeping", "What nodes do after a job: list, end, wait for it."),
     "dump": ("leveret.cli.upkeep", "dump", "Copy the instance while it runs."),
     "restore": ("leveret.cli.upkeep", "restore", "Make an instance's state of a dump."),
     "fsck": ("leveret.cli.upkeep", "fsck", "Check an instance's state, and repair it."),

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 
 def holders(manager: Manager) -> list[Rset]:
-    """Everything that holds resources: active jobs, by their own logs, and quarantined ones."""
+    """Everything that holds resources: active jobs, by their own logs, housekeeping, and quarantined ones."""
     held = [
         entry.rset
         for entry in manager.entries.values()
         if entry.rset is not None and entry.job.allocated and not entry.job.freed
     ]
+    for run in manager.housekeeping.runs.values():
+        held += [place.rset for place in run.places.values()]
     return held + [aside.rset for aside in manager.quarantine.jobs.values() if aside.rset is not None]
 
 

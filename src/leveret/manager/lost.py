@@ -53,6 +53,8 @@ class Lost:
         for name, unit in units.items():
             entry = self.manager.entry_of_unit(name)
             ask = entry.asks.get((name, node)) if entry is not None else None
+            if ask is None:
+                ask = self.manager.housekeeping.ask_of(name, node)
             wanted = ask is not None and ask.incarnation == incarnation and ask.status is None
             wanted = wanted or self.manager.quarantine.of_unit(name) is not None
             if not wanted and unit.get("ended") is False:
@@ -68,7 +70,8 @@ class Lost:
         del self._away[node]
         manager = self.manager
         host = manager.inventory.rset.ranks[node].host
-        for incarnation in {ask.incarnation for _entry, ask in self._asks_of(node)}:
+        asks = [ask for _entry, ask in self._asks_of(node)] + list(manager.housekeeping.asks(node))
+        for incarnation in {ask.incarnation for ask in asks}:
             manager.log.warning("node lost", node=node, host=host)
             manager.units.on_lost(node, host, incarnation)
 

@@ -26,6 +26,7 @@ from leveret.manager import plugindata
 from leveret.manager.entry import Entry
 from leveret.manager.feed import Feed
 from leveret.manager.holds import Holds
+from leveret.manager.housekeeping import Housekeeping
 from leveret.manager.lost import Lost
 from leveret.manager.perform import Perform
 from leveret.manager.ports import Clock, Engine, Log, Store
@@ -124,6 +125,7 @@ class Manager:
         self.recovery = Recovery(self)
         self.resources = Resources(self)
         self.lost = Lost(self)
+        self.housekeeping = Housekeeping(self)
         self.purges = Purge(self)
         self.queues = Queues(self)
         self.updates = Updates(self)
@@ -457,6 +459,7 @@ class Manager:
             turn.batch.delete(job.id, key)
         if job_waitable(job):
             turn.op("INSERT INTO waitable VALUES(?)", job.id)
+        self.housekeeping.begin(turn, job.id)
         turn.after.append(lambda: self._retired(entry, final))
 
     def _retired(self, entry: Entry, final: dict[str, Any]) -> None:

@@ -59,6 +59,7 @@ class Recovery:
         self._of_active(self.manager.store.kv_of_active(plugindata.PREFIX), plugindata.restore)
         self._take_resources()
         self.manager.quarantine.settle(asks)
+        self.manager.housekeeping.recover()
         self.manager.queues.recovered()
         for entry in list(self.manager.entries.values()):
             self.manager.registry.call("new", str(entry.job.id), entry.job)
@@ -181,6 +182,7 @@ class Recovery:
             if owner:
                 self.manager.holds.orphan(held, hold)
         self._held.clear()
+        self.manager.housekeeping.go_on()
         self.manager.purges.start()
         self.dependencies_restored()
 
@@ -230,6 +232,7 @@ class Recovery:
                 ):  # it was told to forget, and has not heard it
                     last = int(units[ask.unit].get("n", ask.applied))
                     self.manager.units.tell(node, ask.unit, max(last, ask.applied), True)
+        batch.on_commit += self.manager.housekeeping.catch_up(node, incarnation, units)
         if batch:
             self.manager.store.commit(batch)
 
@@ -253,18 +256,22 @@ class Recovery:
 
     def have(self, node: int, incarnation: str) -> dict[str, int]:
         """unit → number of the last record that is stored, for one helper."""
-        return self.manager.quarantine.have(node, incarnation) | {
+        stored = self.manager.quarantine.have(node, incarnation) | {
             ask.unit: ask.stored
             for entry in self.manager.entries.values()
             for ask in entry.asks.values()
             if ask.node == node and ask.incarnation == incarnation
         }
+        tidying = self.manager.housekeeping.asks(node)
+        return stored | {ask.unit: ask.stored for ask in tidying if ask.incarnation == incarnation}
 
     def lost_asks(self, node: int, incarnation: str) -> set[str]:
         """Incarnations other than the living one that asks of a node were made to."""
-        return self.manager.quarantine.incarnations(node, but=incarnation) | {
+        lost = self.manager.quarantine.incarnations(node, but=incarnation) | {
             ask.incarnation
             for entry in self.manager.entries.values()
             for ask in entry.asks.values()
             if ask.node == node and ask.incarnation != incarnation and ask.status is None
         }
+        tidying = self.manager.housekeeping.asks(node)
+        return lost | {ask.incarnation for ask in tidying if ask.incarnation != incarnation}

@@ -270,7 +270,7 @@ class Resources:
 
     def housekeeping(self) -> Iterable[int]:
         """Nodes that are being tidied up."""
-        return ()
+        return {rank for run in self.manager.housekeeping.runs.values() for rank in run.places}
 
     def queues(self) -> dict[str, list[int]]:
         """The nodes of each configured queue: those with all the properties that it requires."""

@@ -199,7 +199,7 @@ class Turn:
             self.after.append(lambda: self.manager.lost.finished(entry.job))
         elif name == "free":
             rset = entry.rset
-            if rset is not None:
+            if rset is not None and not self.manager.housekeeping.take(self, entry):
                 self.manager.scheduling.release(rset)
                 self._freed.append(rset)
         elif name in CLOSERS:

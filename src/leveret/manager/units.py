@@ -81,6 +81,9 @@ class Units:
     def on_records(self, node: int, unit: str, records: list[Record]) -> None:
         """Apply the new ones of `records` in one turn."""
         manager = self.manager
+        if (ours := manager.housekeeping.ask_of(unit, node)) is not None:
+            manager.housekeeping.on_records(node, ours, records)
+            return
         entry = manager.entry_of_unit(unit)
         ask = entry.asks.get((unit, node)) if entry is not None else None
         last = int(records[-1]["n"])
@@ -379,6 +382,7 @@ class Units:
 
     def on_lost(self, node: int, host: str, incarnation: str) -> None:
         """Everything that this incarnation ran has been ended: say so, and never start it again."""
+        self.manager.housekeeping.on_lost(node, incarnation)
         for entry in list(self.manager.entries.values()):
             for ask in list(entry.asks.values()):
                 if ask.node == node and ask.incarnation == incarnation and ask.status is None:

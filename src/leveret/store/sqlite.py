@@ -397,6 +397,10 @@ class Store:
         """(name, value) of what is remembered of a kind."""
         return self.read.execute("SELECT name, value FROM note WHERE kind=? ORDER BY name", (kind,)).fetchall()
 
+    def housekeeping(self) -> list[tuple[int, int, bytes]]:
+        """(job, node, body) of every node that is in housekeeping."""
+        return self.read.execute("SELECT job, node, body FROM housekeeping ORDER BY job, node").fetchall()
+
     def plugins(self) -> list[tuple[str, str, bytes]]:
         return self.read.execute("SELECT name, source, conf FROM plugin ORDER BY position").fetchall()
 
