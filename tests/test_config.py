@@ -75,6 +75,9 @@ properties = ["big"]
 [staging]
 copier = ["cp", "{src}", "{dst}"]
 timeout = "2d"
+retries = 2
+retry-delay = "3s"
+post-timeout = "2h"
 """
 
 
@@ -116,7 +119,7 @@ def test_every_key(tmp_path: Path) -> None:
         resource=config.Resource(
             "/etc/leveret/R", [config.ResourceEntry("n[0-1]", "0-3", "0", "64G", ["big"])], "n1", "0@0", True, True
         ),
-        staging=config.Staging(["cp", "{src}", "{dst}"], "2d"),
+        staging=config.Staging(["cp", "{src}", "{dst}"], "2d", 2, "3s", "2h"),
         source=str(path),
     )
 

@@ -336,8 +336,9 @@ class AsyncClient(AsyncPlanningMethods, AsyncHoldMethods, AsyncQueueClient):
 
     # Jobs: actions
 
-    async def cancel(self, jobid: JobId, note: str = "") -> None:
-        await self.request("POST", f"{Client.job_path(jobid)}/cancel", {"note": note}, repeat=False)
+    async def cancel(self, jobid: JobId, note: str = "", intent: str = "keep") -> None:
+        body = {"note": note, "intent": intent} if intent != "keep" else {"note": note}
+        await self.request("POST", f"{Client.job_path(jobid)}/cancel", body, repeat=False)
 
     async def raise_(self, jobid: JobId, type: str = "cancel", severity: int = 0, note: str = "") -> None:
         body = {"type": type, "severity": severity, "note": note}

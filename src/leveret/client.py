@@ -331,9 +331,14 @@ class Client(PlanningMethods, HoldMethods, PartsClient, QueueClient, ResourceCli
 
     # Jobs: actions
 
-    def cancel(self, jobid: JobId, note: str = "") -> None:
-        """Post the exception `cancel`; does not wait for the job's end."""
-        self.request("POST", f"{self.job_path(jobid)}/cancel", {"note": note}, repeat=False)
+    def cancel(self, jobid: JobId, note: str = "", intent: str = "keep") -> None:
+        """Post the exception `cancel`; does not wait for the job's end.
+
+        `intent`: `keep` (data that is to be staged out is), `discard` (end what moves data too), `force` (kill the
+        tasks at once, and end every part of the user). ConflictError when the tasks are over and the intent ends nothing.
+        """
+        body = {"note": note, "intent": intent} if intent != "keep" else {"note": note}
+        self.request("POST", f"{self.job_path(jobid)}/cancel", body, repeat=False)
 
     def raise_(self, jobid: JobId, type: str = "cancel", severity: int = 0, note: str = "") -> None:
         """Post an exception (RFC 21); severity 0 is fatal."""

@@ -85,7 +85,10 @@ class Staging(Section):
     copier: list[str] = msgspec.field(
         default_factory=lambda: ["{python}", "-m", "leveret.exec.copier", "{src}", "{dst}"]
     )
-    timeout: str = "1d"
+    timeout: str = "1d"  #: FSD; of a part that moves data
+    retries: int = 0  #: of an item that fails, unless its job says otherwise
+    retry_delay: str = "1s"  #: FSD; before the first retry; twice that before the next, and so on
+    post_timeout: str = "1h"  #: FSD; of --post, unless the job says otherwise; 0: none
 
 
 class ResourceEntry(Section):

@@ -14,6 +14,21 @@ class PartsClient:
             self, method: str, target: str, body: Any = None, *, repeat: bool = True, raw: bytes | None = None
         ) -> Any: ...
         def job_path(self, jobid: int | str) -> str: ...
+        def key(self, jobid: int | str, key: str) -> str: ...
+
+    def parts(self, jobid: int | str) -> list[Record]:
+        """Results of the items that were staged in and out.
+
+        `{part, source, destination, status, attempts, bytes, duration_s, error, wait_status}` of each; status: done,
+        failed or skipped; bytes is None when the copier does not say.
+        """
+        import json
+
+        return list(json.loads(self.key(jobid, "parts"))["items"])
+
+    def retry_part(self, jobid: int | str, name: str) -> int:
+        """Try what failed of a part that is held open again. Returns how many items. ConflictError if it does not wait."""
+        return int(self.request("POST", f"{self.job_path(jobid)}/parts/retry", {"name": name}, repeat=False)["count"])
 
     def housekeeping(self) -> list[Record]:
         """Jobs whose nodes are being tidied: `{id, t_start, allocated: {nnodes, ranks, nodelist}, pending: {…}}`."""

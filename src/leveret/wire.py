@@ -32,6 +32,7 @@ class SubmitCopies(Submit):
 
 class Cancel(Body):
     note: str = ""
+    intent: str = "keep"  #: data; discard: end what moves data; force: kill, and end every part of the user
 
 
 class RaiseException(Body):
@@ -82,6 +83,10 @@ class QueueChange(Body):
     checkpoint: bool = True  #: keep it over a restart
 
 
+class RetryPart(Body):
+    name: str
+
+
 class HousekeepingKill(Body):
     id: int | str | None = None  #: of this job
     targets: str | None = None  #: on these nodes: an idset of ranks or a hostlist
@@ -123,6 +128,7 @@ class HoldOpen(Body):
     owner: str | None = None
     blocks: list[str] | None = None
     uses: str | None = None
+    role: str | None = None  #: data or auxiliary
     note: str = ""
     lease_s: float | None = None  #: the hold fails when nobody renews it for so long
     deadline_s: float | None = None  #: from now

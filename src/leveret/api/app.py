@@ -244,7 +244,7 @@ class Api(
 
     async def cancel(self, request: Request) -> Response:
         body = await self.body(request, wire.Cancel)
-        self.manager.cancel(self.jobid(request), body.note, self.uid(request))
+        self.manager.cancel(self.jobid(request), body.note, self.uid(request), body.intent)
         return await self.done()
 
     async def raise_(self, request: Request) -> Response:

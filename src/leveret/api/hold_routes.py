@@ -37,6 +37,8 @@ class HoldRoutes(Plumbing):
         if body.kind == "part":
             # all of it is in the log: who reads the log needs no defaults of ours
             context |= {"owner": body.owner or "user", "blocks": body.blocks or [], "uses": body.uses or "none"}
+            if body.role:
+                context["role"] = body.role
         elif body.owner:
             context["owner"] = body.owner
         if body.note:

@@ -1,4 +1,4 @@
-"""Routes about housekeeping."""
+"""Routes about housekeeping, and parts that are tried again."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ class HousekeepingRoutes:
         def uid(self, request: Request) -> int: ...
         def jobid(self, request: Request) -> int: ...
 
+    async def retry_part(self, request: Request) -> Response:
+        body = await self.body(request, wire.RetryPart)
+        count = self.manager.works.retry(self.jobid(request), body.name)
+        return await self.done({"count": count})
+
     async def housekeeping(self, request: Request) -> Response:
         return await self.done({"jobs": self.manager.housekeeping.listing()})
 
@@ -49,6 +54,7 @@ class HousekeepingRoutes:
 
 
 ROUTES: list[tuple[str, str, str, type | None]] = [
+    ("POST", "/v1/jobs/{id}/parts/retry", "retry_part", wire.RetryPart),
     ("GET", "/v1/housekeeping", "housekeeping", None),
     ("POST", "/v1/housekeeping/kill", "kill_housekeeping", wire.HousekeepingKill),
     ("POST", "/v1/jobs/{id}/housekeeping/wait", "wait_housekeeping", None),

@@ -38,6 +38,8 @@ STATES = {
 @click.option("-u", "--user", metavar="USER", type=USER, help="Jobs of this user, or `all`.")
 @click.option("-S", "--states", metavar="STATES", type=STATE, help="Jobs in these states (default active).")
 @click.option("-m", "--message", metavar="NOTE", default="", help="Note of the exception.")
+@click.option("--discard-data", is_flag=True, help="Stage nothing out, and end what does (default: data is kept).")
+@click.option("--force", is_flag=True, help="Kill the tasks at once, and end every part of the user too.")
 @click.argument("ids", nargs=-1, type=JOBID, metavar="[JOBID...]")
 def cancel(
     every: bool,
@@ -46,9 +48,15 @@ def cancel(
     user: str | None,
     states: str | None,
     message: str,
+    discard_data: bool,
+    force: bool,
     ids: tuple[tuple[str, int], ...],
 ) -> int:
-    """Cancel jobs. It does not wait for their end; a canceled job still runs its epilogs and keeps its data."""
+    """Cancel jobs. It does not wait for their end; a canceled job still runs its epilogs and keeps its data.
+
+    Once the tasks are over a job cannot be canceled, but --discard-data ends what still moves data, and --force
+    every part of the user. A site's cleanup always runs.
+    """
     from leveret.client import Client
 
     select = every or user is not None or states is not None
@@ -59,9 +67,10 @@ def cancel(
     if select:
         wanted = states_of(states)
         uid = user_of(user)
+    intent = "force" if force else "discard" if discard_data else "keep"
     with Client() as client:
         if not select:
-            return cancel_ids(client, [jobid for _, jobid in ids], message, dry_run)
+            return cancel_ids(client, [jobid for _, jobid in ids], message, dry_run, intent)
         jobs = client.jobs(states=wanted, user=uid, count=0)
         if not jobs:
             if not quiet:
@@ -70,7 +79,7 @@ def cancel(
         if dry_run:
             output.note(f"Would cancel {counted(len(jobs))}")
             return 0
-        errors = sum(not cancel_one(client, job["id"], message) for job in jobs)
+        errors = sum(not cancel_one(client, job["id"], message, intent) for job in jobs)
         if not quiet or errors:
             output.note(f"Canceled {counted(len(jobs) - errors)} ({errors} error{'s' if errors != 1 else ''})")
         return int(errors > 0)
@@ -80,16 +89,16 @@ def counted(number: int) -> str:
     return f"{number} job{'' if number == 1 else 's'}"
 
 
-def cancel_ids(client: Any, ids: list[int], message: str, dry_run: bool) -> int:
+def cancel_ids(client: Any, ids: list[int], message: str, dry_run: bool, intent: str = "keep") -> int:
     if dry_run:
         output.note(f"Would cancel {counted(len(ids))}")
         return 0
-    return int(sum(not cancel_one(client, jobid, message) for jobid in ids) > 0)
+    return int(sum(not cancel_one(client, jobid, message, intent) for jobid in ids) > 0)
 
 
-def cancel_one(client: Any, jobid: int, message: str) -> bool:
+def cancel_one(client: Any, jobid: int, message: str, intent: str = "keep") -> bool:
     try:
-        client.cancel(jobid, message)
+        client.cancel(jobid, message, intent)
         return True
     except NotFoundError:
         output.note(f"ERROR: {output.f58(jobid)}: unknown job id")

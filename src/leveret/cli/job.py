@@ -35,6 +35,8 @@ VERBS = {
     "hostpids": (MORE, "hostpids", "Print HOST:PID of a job's tasks."),
     "stats": (MORE, "stats", "Print counts of jobs."),
     "namespace": (MORE, "namespace", "Print the name of jobs' guest spaces."),
+    "parts": ("leveret.cli.job_parts", "parts", "List what a job staged in and out, with results."),
+    "retry-part": ("leveret.cli.job_parts", "retry_part", "Try what failed of a part again."),
     "holds": ("leveret.cli.job_holds", "holds", "List what keeps jobs waiting, and who holds it."),
     "give-up": ("leveret.cli.job_holds", "give_up", "Wait for a hold of a job no longer."),
     "urgency": (ACT, "urgency", "Set a job's urgency."),

@@ -29,6 +29,10 @@ PER_RESOURCE = ("cores", "tasks_per_node", "tasks_per_core", "gpus_per_node")
 Parameters = dict[str, Any]
 
 
+#: in front of an item of --stage-out
+WHEN = ("always", "on-success", "on-failure")
+
+
 def options(*more: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The shared options as one decorator, with those of a verb (`more`) in their place."""
     opt = click.option
@@ -71,7 +75,26 @@ def options(*more: Callable[[Any], Any]) -> Callable[[Any], Any]:
         opt("-S", "--setattr", metavar="KEY[=VAL]", multiple=True, help="Jobspec attribute; ^KEY=FILE reads JSON."),
         opt("-o", "--setopt", metavar="OPT[=VAL]", multiple=True, help="Shell option (default value 1)."),
         opt("--stage-in", metavar="SRC:DST", multiple=True, help="Copy SRC to DST before the tasks start."),
-        opt("--stage-out", metavar="SRC:DST", multiple=True, help="Copy SRC to DST when the tasks have ended."),
+        opt(
+            "--stage-out",
+            metavar="[WHEN:]SRC:DST",
+            multiple=True,
+            help="Copy SRC to DST when the tasks have ended; WHEN: always (default), on-success or on-failure.",
+        ),
+        opt("--stage-retries", metavar="N", type=int, help="Try an item that fails N times more."),
+        opt(
+            "--on-part-failure",
+            metavar="WHAT",
+            type=click.Choice(["fail", "hold"]),
+            help="Staging that fails: fail the job (default), or hold the part for `job retry-part`.",
+        ),
+        opt(
+            "--post",
+            metavar="CMD",
+            default="",
+            help="Shell command on the first node after the tasks, whatever their end.",
+        ),
+        opt("--post-timeout", metavar="DURATION", help="Time limit of --post."),
         opt("--input", metavar="FILE|RANKS", default="", help="Stdin of the tasks: a file, or (run) for some ranks."),
         opt("--output", metavar="FILE", default="", help="Stdout to a file; {{id}}, {{taskid}} and such are replaced."),
         opt("--error", metavar="FILE", default="", help="Stderr to a file (default: where --output goes)."),
@@ -147,13 +170,23 @@ def build(params: Parameters, environment: dict[str, str]) -> dict[str, Any]:
         dependencies.append({"scheme": "begin-time", "value": f"{begin_time(params['begin_time'], time.time()):.3f}"})
     if dependencies:
         system["dependencies"] = dependencies
-    staging = {
+    staging: dict[str, Any] = {
         way: [stage_of(text, f"--stage-{way}") for text in params[f"stage_{way}"]]
         for way in ("in", "out")
         if params[f"stage_{way}"]
     }
+    if params["stage_retries"] is not None:
+        staging["retries"] = params["stage_retries"]
+    if params["on_part_failure"] is not None:
+        staging["on-failure"] = params["on_part_failure"]
     if staging:
         system["staging"] = staging
+    if params["post"]:
+        system["post"] = {"command": ["sh", "-c", params["post"]]}
+        if params["post_timeout"] is not None:
+            system["post"]["timeout"] = seconds_of(params["post_timeout"], "--post-timeout")
+    elif params["post_timeout"] is not None:
+        raise InvalidError("--post-timeout: there is no --post", "say what is to run: --post='CMD'")
     if rlimits := taskopts.rlimits(params["rlimit"]):
         jobspec.setopt(spec, "rlimit", rlimits)
     if mask := taskopts.umask():
@@ -302,8 +335,21 @@ def begin_time(text: str, now: float) -> float:
         raise wrong
 
 
+def seconds_of(text: str, option: str) -> float:
+    from leveret.core import duration
+
+    try:
+        seconds = duration.parse(text)
+    except FormatError as error:
+        raise InvalidError(f"{option}: {error.message}", error.hint) from None
+    return 0.0 if seconds == float("inf") else seconds
+
+
 def stage_of(text: str, option: str) -> dict[str, str]:
     """`SRC:DST`, both kept as typed: a trailing slash has a meaning (the contents, or a directory)."""
+    when, colon, rest = text.partition(":")
+    if option == "--stage-out" and when in WHEN and ":" in rest:
+        return {**stage_of(rest, option), "when": when}
     source, colon, destination = text.partition(":")
     if not colon or not source or not destination:
         raise InvalidError(f"{option}: `{text}` is not SRC:DST", f"for example {option} data/:work/data")

@@ -27,6 +27,8 @@ class Ask(msgspec.Struct, frozen=True):
 
     priority  the priority plugin        alloc   the scheduler       withdraw  take back an alloc request
     start     the engine                 kill    the engine          stop      holders of prologs and start-blocking parts
+    kill-now  the engine, with SIGKILL           end-parts     holders of parts that the cancel's intent ends
+    end-auxiliary  holders of auxiliary parts, once nothing else is left
     """
 
     what: str
@@ -34,6 +36,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 ASK_PRIORITY, ASK_ALLOC, ASK_WITHDRAW = Ask("priority"), Ask("alloc"), Ask("withdraw")
 ASK_START, ASK_KILL, ASK_STOP = Ask("start"), Ask("kill"), Ask("stop")
+ASK_KILL_NOW, ASK_END_PARTS, ASK_END_AUXILIARY = Ask("kill-now"), Ask("end-parts"), Ask("end-auxiliary")
 POST_DEPEND, POST_FREE, POST_CLEAN = Post("depend"), Post("free"), Post("clean")
 POST_RELEASE = Post("release", {"ranks": "all", "final": True})
 
@@ -70,11 +73,17 @@ def _cleanup(job: Job, in_flight: Container[str]) -> list[Post | Ask]:
         due.append(ASK_WITHDRAW)
     if job.fatal is not None and "stop" not in in_flight and job.blocked("start"):
         due.append(ASK_STOP)
+    if job.ended_by(job.intent) and "end-parts" not in in_flight:
+        due.append(ASK_END_PARTS)
     if job.status is None and (job.started or "start" in in_flight):
         # free never precedes the finish of a requested start
         if "kill" not in in_flight:
             due.append(ASK_KILL)
+        if job.intent == "force" and "kill-now" not in in_flight:
+            due.append(ASK_KILL_NOW)
         return due
+    if job.holds and "end-auxiliary" not in in_flight and all(h.role == "auxiliary" for h in job.holds.values()):
+        due.append(ASK_END_AUXILIARY)
     if job.started and not job.released and not job.freed:
         due.append(POST_RELEASE)
         return due

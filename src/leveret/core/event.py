@@ -125,6 +125,7 @@ CONTEXTS: dict[str, tuple[dict[str, Callable[[Any], str]], dict[str, Callable[[A
             "blocks": _some_of("start", "free", "clean"),
             "uses": _one_of("nodes", "storage", "none"),
             "deadline": _is_number,
+            "role": _one_of("", "data", "auxiliary"),
         },
     ),
     "part-finish": ({"description": _is_name, "status": _STATUS}, {"note": _is_str}),

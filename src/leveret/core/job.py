@@ -32,6 +32,10 @@ FLAG_DEBUG, FLAG_WAITABLE, FLAG_NOVALIDATE = 2, 4, 8
 FLAG_IMMUTABLE = 32
 FLAGS = {"debug": FLAG_DEBUG, "waitable": FLAG_WAITABLE, "novalidate": FLAG_NOVALIDATE}
 
+#: what a cancel means for a job's data and parts: keep it (the default); end what moves data; kill tasks and end
+#: every part of the user at once. A site's cleanup runs in any case.
+INTENTS = ("keep", "discard", "force")
+
 #: kind of hold → what it keeps the job from (DESIGN section 2); a part says so itself
 BLOCKS: dict[str, tuple[str, ...]] = {
     "dependency": ("depend",),
@@ -64,6 +68,7 @@ class Hold(msgspec.Struct, frozen=True):
     blocks: tuple[str, ...]  #: of depend, start, free, clean
     uses: str = "none"  #: nodes, storage or none
     deadline: float | None = None  #: absolute, seconds since the epoch
+    role: str = ""  #: of a part: `data` moves data; `auxiliary` only goes with the others and ends when they have ended
 
     @property
     def key(self) -> str:
@@ -102,6 +107,7 @@ class Job(msgspec.Struct, frozen=True):
     freed: bool = False  #: `free` was logged; only after `allocated`
     annotations: dict[str, Any] = {}
     updates: dict[str, Any] = {}  #: jobspec-update, by dotted key
+    intent: str = ""  #: of the farthest `cancel`: keep, discard or force (see INTENTS)
     expiration: float = 0.0  #: resource-update; seconds since the epoch, 0 = none
     t_submit: float = 0.0
     t_depend: float = 0.0
@@ -126,6 +132,13 @@ class Job(msgspec.Struct, frozen=True):
     @property
     def immutable(self) -> bool:
         return bool(self.flags & FLAG_IMMUTABLE)
+
+    def ended_by(self, intent: str) -> list[Hold]:
+        """The open parts of the user that a cancel with this intent ends."""
+        parts = [hold for hold in self.holds.values() if hold.kind == "part" and hold.owner == "user"]
+        if intent == "discard":
+            return [hold for hold in parts if hold.role == "data" or hold.uses == "storage"]
+        return parts if intent == "force" else []
 
     def blocked(self, step: str) -> list[Hold]:
         """The open holds that keep the job from `step`, in the order in which they were opened."""
@@ -166,7 +179,7 @@ def _open(job: Job, event: Event) -> Change:
             wanted.add("free")
         blocks = tuple(step for step in ("start", "free", "clean") if step in wanted)
     owner = event.get("owner") or ("user" if kind == "part" else "site")
-    hold = Hold(kind, name, event.timestamp, owner, blocks, uses, event.get("deadline"))
+    hold = Hold(kind, name, event.timestamp, owner, blocks, uses, event.get("deadline"), event.get("role", ""))
     return {"holds": {**job.holds, key: hold}}
 
 
@@ -183,7 +196,8 @@ def _close(job: Job, event: Event) -> Change:
         "holds": {k: v for k, v in job.holds.items() if k != key},
         "closed": {**job.closed, key: status},
     }
-    if status and kind == "part" and hold.owner == "user" and job.started and job.status is None and job.fatal is None:
+    user = hold.owner == "user" and hold.role != "auxiliary"
+    if status and kind == "part" and user and job.started and job.status is None and job.fatal is None:
         change["failed_parts"] = {**job.failed_parts, name: str(event.get("note", ""))}
     return change
 
@@ -298,6 +312,11 @@ def _exception(job: Job, event: Event) -> Change:
     change: Change = {"exceptions": job.exceptions + 1}
     if job.worst is None or cause.severity < job.worst.severity:
         change["worst"] = cause
+    if cause.type == "cancel" and cause.severity == 0:
+        intent = event.get("intent")
+        intent = intent if intent in INTENTS else "keep"
+        if not job.intent or INTENTS.index(intent) > INTENTS.index(job.intent):
+            change["intent"] = intent
     if cause.severity == 0 and job.fatal is None:
         change["fatal"] = cause
         if job.failed_parts:

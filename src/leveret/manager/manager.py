@@ -18,7 +18,7 @@ from leveret.core import jobid as jobids
 from leveret.core import jobspec as jobspecs
 from leveret.core.event import decode
 from leveret.core.inventory import Inventory
-from leveret.core.job import FLAG_WAITABLE, FLAGS, Job, merge, replay
+from leveret.core.job import FLAG_WAITABLE, FLAGS, INTENTS, Job, merge, replay
 from leveret.core.transitions import CLEANUP, INACTIVE, PRIORITY, RUN, SCHED
 from leveret.core.verdict import record
 from leveret.errors import BusyError, ConflictError, EventError, ForbiddenError, InvalidError, NotFoundError
@@ -350,15 +350,32 @@ class Manager:
         if isinstance(severity, bool) or not isinstance(severity, int) or not 0 <= severity <= 7:
             raise InvalidError("invalid exception severity")
         entry = self.entry(jobid)
-        if type_ == "cancel" and severity == 0 and entry.job.status is not None:
-            # after `finish` a plain cancel cannot turn a finished job into a canceled one
-            holders = ", ".join(h.name for h in entry.job.holds.values()) or "cleanup"
-            raise ConflictError(f"the tasks have finished; the job still waits for: {holders}")
+        if type_ == "cancel" and severity == 0:
+            self.cancel(jobid, note, userid)
+            return
         with Turn(self, "raise") as turn:
             turn.post(entry, "exception", self.exception(type_, severity, note, userid))
 
-    def cancel(self, jobid: int, note: str, userid: int) -> None:
-        self.raise_exception(jobid, "cancel", 0, note, userid)
+    def cancel(self, jobid: int, note: str, userid: int, intent: str = "keep") -> None:
+        """Post the exception. After `finish` only for what is still open and the intent ends: ConflictError else."""
+        if intent not in INTENTS:
+            raise InvalidError(f"no such intent: `{intent}`", "intents: " + ", ".join(INTENTS), "intent")
+        entry = self.entry(jobid)
+        job = entry.job
+        if job.status is not None:
+            # after `finish` a plain cancel cannot turn a finished job into a canceled one
+            if not job.ended_by(intent):
+                holders = ", ".join(h.name for h in job.holds.values()) or "cleanup"
+                why = {"discard": "no data part is open", "force": "no part of the user is open"}.get(intent, "")
+                text = "the tasks have finished" + (f" and {why}" if why else "")
+                raise ConflictError(f"{text}; the job still waits for: {holders}")
+            if job.intent and INTENTS.index(intent) <= INTENTS.index(job.intent):
+                return  # that was asked for already, and is under way
+        with Turn(self, "raise") as turn:
+            context = self.exception("cancel", 0, note, userid)
+            if intent != "keep" and job.intent != intent:
+                entry.in_flight.discard("end-parts")
+            turn.post(entry, "exception", {**context, "intent": intent})
 
     def kill(self, jobid: int, signum: int) -> None:
         entry = self.entry(jobid)

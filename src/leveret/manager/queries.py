@@ -245,6 +245,9 @@ class Queries:
             signed = _encode(self.manager.original_jobspec(jobid))
             header = _encode({"version": 1, "userid": job.userid, "mechanism": "none"})
             return b".".join((base64.b64encode(header), base64.b64encode(signed), b"none")) + b"\n"
+        elif key == "parts":
+            rows = self.store.kv_under(jobid, "part/")
+            return bytes(_encode({"items": [_decode(row) for row in rows.values()]})) + b"\n"
         elif key == "eventlog":
             return b"".join(text + b"\n" for text in self.store.all_events(jobid))
         else:

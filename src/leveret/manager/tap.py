@@ -274,6 +274,12 @@ class PluginPort:
             jobid, name, nodes, argv, cwd, env, timeout_s, kill_timeout_s, on_result=on_result
         )
 
+    def record(self, jobid: int, key: str, value: bytes, run: str = "") -> None:
+        self._manager.perform.record(jobid, key, value, run)
+
+    def records(self, jobid: int, prefix: str) -> dict[str, bytes]:
+        return self._manager.store.kv_under(jobid, prefix)
+
     def begun(self, jobid: int, name: str, open: bool = False) -> set[int]:
         return self._manager.perform.begun(jobid, name, open)
 

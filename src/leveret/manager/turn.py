@@ -8,6 +8,7 @@ causes outside (started tasks, answers, watchers) happens in `after`, once it is
 from __future__ import annotations
 
 import math
+import signal
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -412,8 +413,17 @@ class Turn:
             self.after.append(lambda: manager.lost.watch_kill(entry))
             if job.fatal is None or job.fatal.type != "timeout":  # the helper ends what overran its limit
                 self.after.append(lambda: manager.perform.kill(entry))
+        elif what == "kill-now":
+            entry.in_flight.add("kill-now")
+            self.after.append(lambda: manager.perform.kill(entry, signal.SIGKILL))
+        elif what == "end-parts":
+            entry.in_flight.add("end-parts")
+            self.after.append(lambda: manager.works.stop(entry, entry.job.ended_by(entry.job.intent)))
+        elif what == "end-auxiliary":
+            entry.in_flight.add("end-auxiliary")
+            self.after.append(lambda: manager.works.stop(entry, list(entry.job.holds.values())))
         elif what == "stop":
             entry.in_flight.add("stop")
-            self.after.append(lambda: manager.works.stop(entry))
+            self.after.append(lambda: manager.works.stop(entry, entry.job.blocked("start")))
         else:
             raise AssertionError(what)

@@ -208,6 +208,25 @@ class WorkRuns:
             turn.after.append(lambda: self.send(ask, spec))
         return ask
 
+    def record(self, jobid: int, key: str, value: bytes, run: str = "") -> None:
+        """Keep a value with the job; what is known of the run goes in the same transaction."""
+        entry = self.manager.entry(jobid)
+
+        def put(turn: Turn) -> None:
+            turn.batch.put(jobid, key, value)
+            for place in [place for place in entry.asks if place[0] == f"work/{jobid}/{run}"] if run else ():
+                ask = entry.asks[place]
+                if not ask.lost:
+                    del entry.asks[place]
+                    entry.dirty.add(place)
+                    turn.touched.setdefault(jobid, entry)
+
+        if self.manager.turn is not None:
+            put(self.manager.turn)
+            return
+        with Turn(self.manager) as turn:
+            put(turn)
+
     def begun(self, jobid: int, name: str, still: bool = False) -> set[int]:
         """The nodes on which a process of that name was begun (and, with `still`, has not ended)."""
         entry = self.manager.entries.get(jobid)

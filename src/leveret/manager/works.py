@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from leveret.core.job import CLOSE_EVENT, Hold
-from leveret.errors import EventError, NotFoundError
+from leveret.errors import ConflictError, EventError, NotFoundError
 from leveret.manager.entry import Entry
 from leveret.manager.turn import Turn
 from leveret.plugins.hooks import Plugin, Work, WorkFailed
@@ -49,7 +49,8 @@ class Works:
         if work is not None:
             self.manager.holds.watch(jobid, hold)
             self._spawn(jobid, key, plugin, work)
-            if "stop" in entry.in_flight and "start" in hold.blocks:
+            late = "end-parts" in entry.in_flight and hold in entry.job.ended_by(entry.job.intent)
+            if late or ("stop" in entry.in_flight and "start" in hold.blocks):
                 self._stop_one(entry, hold)
 
     def resume(self, entry: Entry, hold: Hold, plugin: Plugin) -> None:
@@ -128,7 +129,8 @@ class Works:
             context["status"] = status
         if kind == "part" and note:
             context["note"] = note[:500]
-        failed = hold is not None and status and not (key in entry.stopping and entry.job.fatal is not None)
+        wanted = entry.job.fatal is not None or (hold is not None and hold.role == "auxiliary")
+        failed = hold is not None and status and not (key in entry.stopping and wanted)
         if self.manager.turn is not None:  # called from a hook: it joins the turn
             if hold is not None and failed:
                 self._exception(self.manager.turn.later, entry, hold, note or f"{name} failed", type_)
@@ -143,8 +145,9 @@ class Works:
         """A prolog's failure is fatal, that of a dependency (it is not satisfied) and of anything the user owns;
         the site's are warnings."""
         job = entry.job
-        fatal = hold.kind in ("prolog", "dependency") or hold.owner == "user"
-        if hold.kind == "part" and hold.owner == "user" and job.started and job.status is None and job.fatal is None:
+        user = hold.owner == "user" and hold.role != "auxiliary"
+        fatal = hold.kind in ("prolog", "dependency") or user
+        if hold.kind == "part" and user and job.started and job.status is None and job.fatal is None:
             return  # it takes effect at `finish` (DESIGN section 3)
         severity = 0 if fatal else 2
         post(entry, "exception", self.manager.exception(type_ or hold.kind, severity, note[:500]))
@@ -162,9 +165,10 @@ class Works:
         entry.stopping.discard(hold.key)
         self.end(jobid, hold.key, DEADLINE_STATUS, f"{hold.name}: the deadline has passed")
 
-    def stop(self, entry: Entry) -> None:
-        """A fatal exception: ask the holders of prologs and of parts that block `start` to stop."""
-        for hold in entry.job.blocked("start"):
+    def stop(self, entry: Entry, holds: list[Hold]) -> None:
+        """Ask the holders to end: of prologs and what blocks `start` at a fatal exception, of parts as the intent of a
+        cancel says, of auxiliary parts when nothing else is left."""
+        for hold in holds:
             self._stop_one(entry, hold)
 
     def _stop_one(self, entry: Entry, hold: Hold) -> None:
@@ -188,6 +192,15 @@ class Works:
         except Exception:
             self.manager.log.error("plugin failed", plugin=plugin.name, job=entry.job.id, trace=traceback.format_exc())
             return False
+
+    def retry(self, jobid: int, name: str) -> int:
+        """Try a part that waits in its failure again. Returns how many things. Raises EventError, ConflictError."""
+        key = self.manager.find_hold(jobid, "part", name)
+        entry = self.manager.entry(jobid)
+        plugin = self.manager.registry.get(entry.owners.get(key, ""))
+        if plugin is None:
+            raise ConflictError(f"part `{name}` cannot be tried again", "nobody here holds it")
+        return plugin.retry(entry.job, entry.job.holds[key])
 
     def minds_current_task(self) -> bool:
         """Whether a hold is still to be closed by the task that asks."""

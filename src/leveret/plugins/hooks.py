@@ -24,6 +24,7 @@ from leveret.core.job import Hold, Job
 from leveret.core.jobspec import Digest
 from leveret.core.resources import Rset
 from leveret.core.verdict import Verdict
+from leveret.errors import ConflictError
 
 Work = Coroutine[Any, Any, "int | None"]
 
@@ -90,11 +91,13 @@ class EpilogHold(_HoldAnswer):
 class PartHold(_HoldAnswer):
     """part-start: no `clean`, and none of what `blocks` names (start, free).
 
-    owner `user`: its failure is the job's failure; `site`: a warning.
+    owner `user`: its failure is the job's failure; `site`: a warning. role `data`: it moves data, and `cancel
+    --discard-data` ends it; `auxiliary` (a log shipper): it is asked to end when nothing else is left, and its failure
+    is a warning.
     """
 
     kind = "part"
-    __slots__ = ("blocks", "owner", "uses")
+    __slots__ = ("blocks", "owner", "role", "uses")
 
     def __init__(
         self,
@@ -104,15 +107,18 @@ class PartHold(_HoldAnswer):
         owner: str = "user",
         blocks: Iterable[str] = (),
         uses: str = "none",
+        role: str = "",
         deadline_s: float | None = None,
     ) -> None:
         super().__init__(name, work, deadline_s)
+        self.role = role
         self.owner = owner
         self.blocks = list(blocks)
         self.uses = uses
 
     def context(self) -> dict[str, Any]:
-        return {"description": self.name, "owner": self.owner, "blocks": self.blocks, "uses": self.uses}
+        said = {"description": self.name, "owner": self.owner, "blocks": self.blocks, "uses": self.uses}
+        return {**said, "role": self.role} if self.role else said
 
 
 class Finish(Answer):
@@ -315,6 +321,13 @@ class Manager(Protocol):
     ) -> dict[int, WorkResult]:
         """As `run`, on several nodes at a time; `on_result` hears of each one as it ends."""
 
+    def record(self, jobid: int, key: str, value: bytes, run: str = "") -> None:
+        """Keep a value with the job, also when it is over. With `run`: it says how that process ended, which need not
+        be remembered any more."""
+
+    def records(self, jobid: int, prefix: str) -> dict[str, bytes]:
+        """What is kept under keys that begin so."""
+
     def begun(self, jobid: int, name: str, open: bool = False) -> set[int]:
         """Ranks on which a process of that name was begun; with `open` those where it has not ended."""
 
@@ -452,6 +465,10 @@ class Plugin:
         Return True when it will end by itself soon; else its work is canceled.
         """
         return False
+
+    def retry(self, job: Job, hold: Hold) -> int:
+        """Somebody wants a part that waits in its failure to be tried again (`leveret job retry-part`)."""
+        raise ConflictError(f"part `{hold.name}` cannot be tried again")
 
     def remove(self) -> None:
         """The plugin is being unloaded."""

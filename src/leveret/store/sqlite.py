@@ -302,6 +302,14 @@ class Store:
         row = self.read.execute("SELECT value FROM kv WHERE job=? AND key=?", (job, key)).fetchone()
         return None if row is None else bytes(row[0])
 
+    def kv_under(self, job: int, prefix: str) -> dict[str, bytes]:
+        """key → value of the keys that begin with `prefix`, in order."""
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        rows = self.read.execute(
+            "SELECT key, value FROM kv WHERE job=? AND key>=? AND key<? ORDER BY key", (job, prefix, end)
+        )
+        return {str(key): bytes(value) for key, value in rows}
+
     def kv_keys(self, job: int) -> list[str]:
         return [r[0] for r in self.read.execute("SELECT key FROM kv WHERE job=? ORDER BY key", (job,))]
 
