@@ -46,6 +46,7 @@ from leveret.errors import BusyError, LeveretError, NotFoundError, UnreachableEr
 from leveret.holding import AsyncHoldMethods
 from leveret.planning import AsyncPlanningMethods
 from leveret.queueclient import AsyncQueueClient
+from leveret.resourceclient import AsyncResourceClient
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -66,7 +67,7 @@ class Pause:
         return True
 
 
-class AsyncClient(AsyncPlanningMethods, AsyncHoldMethods, AsyncQueueClient):
+class AsyncClient(AsyncPlanningMethods, AsyncHoldMethods, AsyncQueueClient, AsyncResourceClient):
     """A client of one instance for asyncio programs. Safe for many tasks at once."""
 
     def __init__(self, uri: str | None = None, start: bool = True, patience_s: float = PATIENCE_S) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
 Record = dict[str, Any]
@@ -52,6 +52,53 @@ class ResourceClient:
                 for number, line in enumerate(self._lines("GET", f"/v1/resources/events?follow={int(follow)}")):
                     if number >= seen:
                         seen += 1
+                        yield line["event"]
+            except LostError:
+                pass  # ask the next daemon
+            if not follow:
+                return
+
+
+class AsyncResourceClient:
+    """The same for `aclient.AsyncClient`."""
+
+    if TYPE_CHECKING:
+
+        async def request(
+            self, method: str, target: str, body: Any = None, *, repeat: bool = True, raw: bytes | None = None
+        ) -> Any: ...
+        def _lines(self, method: str, target: str, body: Any = None) -> AsyncIterator[Record]: ...
+
+    async def resources(self) -> Record:
+        """As ResourceClient.resources."""
+        return dict(await self.request("GET", "/v1/resources"))
+
+    async def drain(self, targets: str, reason: str = "", *, overwrite: int = 0, update: bool = False) -> None:
+        """As ResourceClient.drain."""
+        body = {"targets": targets, "reason": reason, "overwrite": overwrite, "update": update}
+        await self.request("POST", "/v1/resources/drain", body, repeat=False)
+
+    async def undrain(self, targets: str, reason: str = "", *, force: bool = False) -> None:
+        """As ResourceClient.undrain."""
+        body = {"targets": targets, "reason": reason, "force": force}
+        await self.request("POST", "/v1/resources/undrain", body, repeat=False)
+
+    async def reload_resources(self, rset: Record, *, force: bool = False) -> None:
+        """As ResourceClient.reload_resources."""
+        await self.request("POST", "/v1/resources/reload", {"R": rset, "force": force}, repeat=False)
+
+    async def resource_events(self, follow: bool = False) -> AsyncIterator[Record]:
+        """As ResourceClient.resource_events."""
+        from leveret.connection import LostError
+
+        seen = 0
+        while True:
+            number = 0
+            try:
+                async for line in self._lines("GET", f"/v1/resources/events?follow={int(follow)}"):
+                    number += 1
+                    if number > seen:
+                        seen = number
                         yield line["event"]
             except LostError:
                 pass  # ask the next daemon

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pwd
 import signal
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
 from harness import Instance, until
+
+from leveret.aclient import AsyncClient
 
 DESCRIBED = """\
 [exec]
@@ -90,7 +94,7 @@ def test_ten_thousand_described_nodes(launch: Callable[..., Instance]) -> None:
     rset: dict[str, Any] = json.loads(instance.leveret("resource", "R", "-i", "n[98-101]", check=0).out)
     assert rset["execution"]["properties"] == {"gpu": "98-99"}
     assert instance.run("-N", "9999", "-x", "true").code == 0
-    assert instance.run("-N", "10001", "true").code == 1
+    assert instance.run("-N", "10000", "true").code == 1  # one of them is excluded
 
 
 def test_what_is_refused_is_said_in_one_line(four: Instance) -> None:
@@ -155,3 +159,28 @@ def test_a_node_fewer_and_a_node_more(launch: Callable[..., Instance]) -> None:
     assert instance.record(kept)["state"] == "RUN" and instance.run("true").code == 0
     instance.client.cancel(kept)
     instance.wait(kept)
+
+
+def test_the_eventlog_is_followed_over_a_restart(launch: Callable[..., Instance]) -> None:
+    """Each event once, and in order, by both clients; who follows meets the next daemon."""
+    instance = launch(2)
+    following = instance.popen("resource", "eventlog", "-F", "-f", "json", stdout=subprocess.PIPE)
+    assert following.stdout is not None
+    try:
+        first = [json.loads(following.stdout.readline())["name"] for _ in range(4)]
+        assert first == ["restart", "online", "resource-define", "online"]
+        instance.leveret("resource", "drain", "1", "watched", check=0)
+        assert json.loads(following.stdout.readline())["context"]["reason"] == "watched"
+        instance.crash()
+        assert [json.loads(following.stdout.readline())["name"] for _ in range(4)] == first
+    finally:
+        following.kill()
+        following.wait()
+
+    async def ask() -> tuple[list[str], str]:
+        async with AsyncClient(instance.uri) as client:
+            await client.undrain("node1", "mended")
+            events = [event["name"] async for event in client.resource_events()]
+            return events, (await client.resources())["drain"]
+
+    assert asyncio.run(ask()) == ([*first, "drain", *first, "undrain"], [])
