@@ -1,4 +1,4 @@
-"""Routes about queues (RFC 33), and `update`."""
+"""Routes about queues (RFC 33), `update`, and the schemas of what commands print."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from leveret import wire
-from leveret.errors import ForbiddenError, InvalidError
+from leveret import schemas, wire
+from leveret.errors import ForbiddenError, InvalidError, NotFoundError
 
 if TYPE_CHECKING:
     from leveret.manager.manager import Manager
@@ -51,6 +51,16 @@ class QueueRoutes:
             await self.while_serving(self.manager.queues.wait(body.what, body.queues, body.timeout_s))
         )
 
+    async def schemas(self, request: Request) -> Response:
+        return await self.done({"schemas": list(schemas.SCHEMAS)})
+
+    async def schema(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        found = schemas.schema(name) or schemas.schema(name.replace("-", " "))
+        if found is None:
+            raise NotFoundError(f"`{name}` has no schema", "see /v1/schemas")
+        return await self.done(found)
+
     async def update(self, request: Request) -> Response:
         body = await self.body(request, wire.Update)
         updates = self.manager.updates.update(self.jobid(request), body.updates, self.uid(request))
@@ -61,5 +71,7 @@ ROUTES: list[tuple[str, str, str, type | None]] = [
     ("GET", "/v1/queues", "queues", None),
     ("POST", "/v1/queues", "change_queues", wire.QueueChange),
     ("POST", "/v1/queues/wait", "wait_queues", wire.QueueWait),
+    ("GET", "/v1/schemas", "schemas", None),
+    ("GET", "/v1/schemas/{name}", "schema", None),
     ("POST", "/v1/jobs/{id}/update", "update", wire.Update),
 ]

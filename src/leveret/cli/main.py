@@ -52,6 +52,7 @@ VERBS = {
     "help": ("leveret.cli.system", "help_", "Show the help of a verb."),
     "demo": ("leveret.cli.demo", "demo", "Show a whole job: data in, two tasks, data out."),
     "completion": ("leveret.cli.manage", "completion", "Print a script that completes verbs, options and job ids."),
+    "schema": ("leveret.cli.schema", "schema", "Print the JSON Schema of what a command prints with --json."),
     "version": ("leveret.cli.manage", "version", "Print versions."),
 }
 
