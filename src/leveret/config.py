@@ -180,6 +180,16 @@ class Sched(Section):
     policy_params: PolicyParams = msgspec.field(default_factory=PolicyParams)
 
 
+class Notify(Section):
+    """[notify]: one message per job when it is over, with its verdict."""
+
+    webhook: str | None = None  #: a URL that gets a POST
+    command: list[str] = []  #: an argv, no shell, that gets the message on its standard input
+    results: list[Literal["COMPLETED", "FAILED", "CANCELED", "TIMEOUT"]] = []  #: of these jobs only
+    timeout: str = "30s"  #: FSD; of one attempt
+    give_up: str = "1d"  #: FSD; after this time without success it is dropped, with a line in the log
+
+
 class Ingest(Section):
     feasibility: bool = False  #: refuse at submit what this instance can never give
 
@@ -193,6 +203,7 @@ class Config(Section):
     queues: dict[str, Queue] = {}
     sched: Sched = msgspec.field(default_factory=Sched)
     ingest: Ingest = msgspec.field(default_factory=Ingest)
+    notify: Notify = msgspec.field(default_factory=Notify)
     source: str = ""  #: the file it came from; not a key of the file
 
 

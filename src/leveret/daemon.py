@@ -34,8 +34,10 @@ import uvloop
 from leveret import __version__, config, instance
 from leveret.api import app
 from leveret.api.identity import PeerProtocol
+from leveret.core import duration
 from leveret.errors import LeveretError
 from leveret.exec import inventory as startup
+from leveret.exec.courier import Courier
 from leveret.exec.local import LocalEngine
 from leveret.exec.simulated import SimulatedEngine
 from leveret.manager.manager import Manager
@@ -201,6 +203,7 @@ class Daemon:
             epoch_ms=epoch_ms,
             generator=generator,
             tmp_dir=str(tmp_dir),
+            courier=self._courier(),
             inventory=inventory,
         )
         self.manager.recovery.recover()
@@ -209,6 +212,7 @@ class Daemon:
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
         await self.engine.serve(Listener(self.manager))
+        self.manager.notifier.resume()
         self.manager.recovery.go_on()
         api = app.build(self.manager, Queries(self.manager), self, os.getuid())
         self.server = Server(
@@ -226,6 +230,16 @@ class Daemon:
         )
         self.sock = bind(self.socket_path)
         self._inode = os.stat(self.socket_path).st_ino
+
+    def _courier(self) -> Courier:
+        conf = self.settings.notify
+        try:
+            timeout_s = duration.parse(conf.timeout)
+        except LeveretError as error:
+            raise config.duration_error(self.settings, "notify.timeout", error.message) from None
+        if conf.webhook is not None and not conf.webhook.startswith(("http://", "https://")):
+            raise config.at_key(self.settings, "notify.webhook", "notify.webhook: not an http or https URL")
+        return Courier(conf.webhook, conf.command, timeout_s, self.uri)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -304,6 +318,7 @@ class Daemon:
 
     async def _end(self, helpers: bool) -> None:
         await self.manager.works.shut_down()
+        await self.manager.notifier.shut_down()
         await self.store.barrier()
         self.server.should_exit = True
         await self.engine.shut_down(helpers)

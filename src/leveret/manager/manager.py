@@ -28,6 +28,7 @@ from leveret.manager.feed import Feed
 from leveret.manager.holds import Holds
 from leveret.manager.housekeeping import Housekeeping
 from leveret.manager.lost import Lost
+from leveret.manager.notify import Courier, Notifier
 from leveret.manager.perform import Perform
 from leveret.manager.ports import Clock, Engine, Log, Store
 from leveret.manager.purge import Purge
@@ -101,6 +102,7 @@ class Manager:
         generator: int,
         tmp_dir: str,
         inventory: Inventory | None = None,
+        courier: Courier | None = None,
     ) -> None:
         self.store = store
         self.engine = engine
@@ -127,6 +129,7 @@ class Manager:
         self.lost = Lost(self)
         self.housekeeping = Housekeeping(self)
         self.purges = Purge(self)
+        self.notifier = Notifier(self, courier)
         self.queues = Queues(self)
         self.updates = Updates(self)
         self.quarantine = Quarantine(self)
@@ -476,7 +479,11 @@ class Manager:
             turn.batch.delete(job.id, key)
         if job_waitable(job):
             turn.op("INSERT INTO waitable VALUES(?)", job.id)
+<<<<<<< HEAD
         self.housekeeping.begin(turn, job.id)
+=======
+        self.notifier.tell(turn, final)
+>>>>>>> d7c6e20 ([notify]: one message per job at its real end, durable; docs/verdicts.md: outcome x door x dependency scheme, made by a test (R80))
         turn.after.append(lambda: self._retired(entry, final))
 
     def _retired(self, entry: Entry, final: dict[str, Any]) -> None:
