@@ -15,6 +15,13 @@ queue-policy = "easy"
 queue-params.queue-depth = 32
 policy-params.reservation-depth = 8
 
+[notify]
+webhook = "https://example.org/jobs"
+command = ["/bin/tell"]
+results = ["FAILED"]
+timeout = "30s"
+give-up = "1d"
+
 [ingest]
 feasibility = true
 
@@ -114,6 +121,7 @@ def test_every_key(tmp_path: Path) -> None:
             update_allow=["job.name"],
         ),
         sched=config.Sched("easy", config.QueueParams(32), config.PolicyParams(8)),
+        notify=config.Notify("https://example.org/jobs", ["/bin/tell"], ["FAILED"], "30s", "1d"),
         ingest=config.Ingest(True),
         exec=config.Exec("7s", "1h", "2m", "simulated", 8, "on", 1000),
         resource=config.Resource(

@@ -479,11 +479,8 @@ class Manager:
             turn.batch.delete(job.id, key)
         if job_waitable(job):
             turn.op("INSERT INTO waitable VALUES(?)", job.id)
-<<<<<<< HEAD
         self.housekeeping.begin(turn, job.id)
-=======
         self.notifier.tell(turn, final)
->>>>>>> d7c6e20 ([notify]: one message per job at its real end, durable; docs/verdicts.md: outcome x door x dependency scheme, made by a test (R80))
         turn.after.append(lambda: self._retired(entry, final))
 
     def _retired(self, entry: Entry, final: dict[str, Any]) -> None:

@@ -405,18 +405,16 @@ class Store:
         """(name, value) of what is remembered of a kind."""
         return self.read.execute("SELECT name, value FROM note WHERE kind=? ORDER BY name", (kind,)).fetchall()
 
-<<<<<<< HEAD
     def housekeeping(self) -> list[tuple[int, int, bytes]]:
         """(job, node, body) of every node that is in housekeeping."""
         return self.read.execute("SELECT job, node, body FROM housekeeping ORDER BY job, node").fetchall()
-=======
+
     def note_names(self, kind: str) -> list[str]:
         return [r[0] for r in self.read.execute("SELECT name FROM note WHERE kind=? ORDER BY name", (kind,))]
 
     def note(self, kind: str, name: str) -> bytes | None:
         row = self.read.execute("SELECT value FROM note WHERE kind=? AND name=?", (kind, name)).fetchone()
         return None if row is None else bytes(row[0])
->>>>>>> d7c6e20 ([notify]: one message per job at its real end, durable; docs/verdicts.md: outcome x door x dependency scheme, made by a test (R80))
 
     def plugins(self) -> list[tuple[str, str, bytes]]:
         return self.read.execute("SELECT name, source, conf FROM plugin ORDER BY position").fetchall()
