@@ -26,6 +26,7 @@ from leveret.holding import HoldMethods
 from leveret.partsclient import PartsClient
 from leveret.planning import PlanningMethods
 from leveret.queueclient import QueueClient
+from leveret.rabbitclient import RabbitClient
 from leveret.resourceclient import ResourceClient
 
 #: How long a lost daemon is waited for before a call gives up.
@@ -40,7 +41,7 @@ JobId = int | str
 Record = dict[str, Any]
 
 
-class Client(PlanningMethods, HoldMethods, PartsClient, QueueClient, ResourceClient, UpkeepCalls):
+class Client(PlanningMethods, HoldMethods, PartsClient, QueueClient, RabbitClient, ResourceClient, UpkeepCalls):
     """A client of one instance. Not for several threads at once; use one client a thread."""
 
     def __init__(self, uri: str | None = None, start: bool = True, patience_s: float = PATIENCE_S) -> None:

@@ -17,6 +17,8 @@ from starlette.routing import Route
 from leveret import __version__, wire
 from leveret.api import housekeeping_routes, openapi, queue_routes
 from leveret.api.hold_routes import HoldRoutes
+from leveret.api.rabbit_routes import ROUTES as RABBIT_ROUTES
+from leveret.api.rabbit_routes import RabbitRoutes
 from leveret.api.resource_routes import ROUTES as RESOURCE_ROUTES
 from leveret.api.resource_routes import ResourceRoutes
 from leveret.api.sched_routes import SchedRoutes
@@ -68,6 +70,7 @@ class Api(
     HoldRoutes,
     housekeeping_routes.HousekeepingRoutes,
     ResourceRoutes,
+    RabbitRoutes,
     queue_routes.QueueRoutes,
     UpkeepRoutes,
 ):
@@ -429,6 +432,7 @@ ROUTES: list[tuple[str, str, str, type | None]] = [
     ("POST", "/v1/shutdown", "shutdown", wire.Shutdown),
     ("GET", "/v1/openapi.json", "openapi", None),
     *RESOURCE_ROUTES,
+    *RABBIT_ROUTES,
 ]
 
 

@@ -45,6 +45,12 @@ VERBS = {
     "getattr": ("leveret.cli.system", "getattr_", "Print an attribute of the instance."),
     "hostlist": ("leveret.cli.hostlist_verb", "hostlist", "Combine lists of hosts."),
     "resource": ("leveret.cli.resource", "resource", "Nodes: list them, drain them, say why."),
+    "rabbit": ("leveret.cli.rabbit", "rabbit", "Rabbits: list them, and the storage that jobs have on them."),
+    "getrabbit": (
+        "leveret.cli.rabbit",
+        "getrabbit",
+        "Say which rabbits belong to jobs or nodes, and which nodes to rabbits.",
+    ),
     "R": ("leveret.cli.rset", "R", "Read, write and combine resource sets."),
     "env": ("leveret.cli.system", "env", "Print or use the environment of the instance."),
     "multi-prog": ("leveret.cli.multi_prog", "multi_prog", "Run a command of its own for each task of a job."),

@@ -152,8 +152,9 @@ class Controllers:
         if all(one["completed"] for one in mine):
             self._reached(present, None, status)
             return False
-        told = next((one for one in mine if not one["completed"] and one.get("message")), None)
         worst = max((one["status"] for one in mine), key=lambda one: _WORST.get(one, 1))
+        behind = [one for one in mine if not one["completed"] and one.get("message")]
+        told = min(behind, key=lambda one: one["status"] != worst, default=None)
         status["message"] = f"DW Directive {told['dwdIndex']}: {told['message']}" if told else None
         status["status"] = worst if worst in _WORST else "DriverWait"
         if _beats(present["status"]) == _beats(present["status"] | status):

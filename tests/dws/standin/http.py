@@ -312,7 +312,7 @@ class Server:
             sent += 1
 
         queue: asyncio.Queue[Any] = asyncio.Queue()
-        self.store.watchers.add(queue)
+        self.store.watchers[queue] = kind
         loop = asyncio.get_running_loop()
         ends = loop.time() + float(query.get("timeoutSeconds") or 1800)
         try:
@@ -348,7 +348,7 @@ class Server:
         except ConnectionError:
             return response
         finally:
-            self.store.watchers.discard(queue)
+            self.store.watchers.pop(queue, None)
         with contextlib.suppress(ConnectionError):  # the client may have gone first
             await response.write_eof()
         return response

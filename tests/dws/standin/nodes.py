@@ -23,6 +23,9 @@ def waiting(message: str, severity: str | None = None) -> Step:
 class Nodes:
     def __init__(self, store: Store, site: Site) -> None:
         self.store, self.site = store, site
+        #: (plural, uid of a workflow) → its objects
+        self._made: dict[tuple[str, str], dict[tuple[str, str], Object]] = {}
+        store.listeners.append(self._index)
         #: nodes on which no mount ever becomes ready, nor goes away
         self.stuck_nodes: set[str] = set()
         #: whether the hardware can make Lustre targets
@@ -60,13 +63,24 @@ class Nodes:
         }
 
     def mine(self, plural: str, workflow: Object, index: int | None = None) -> list[Object]:
-        selector = ",".join(f"{key}={value}" for key, value in self.labels(workflow).items())
-        found = self.store.all(self.kind(plural), labels=selector)
+        """What was made for a workflow, by its label."""
+        found = self._made.get((plural, workflow["metadata"]["uid"]), {}).values()
         return [
             one
             for one in found
             if index is None or one["metadata"]["labels"].get(f"{NNF}/directive_index") == str(index)
         ]
+
+    def _index(self, kind: Kind, change: str, one: Object) -> None:
+        uid = (one["metadata"].get("labels") or {}).get(f"{DWS}/workflow.uid")
+        if uid is None:
+            return
+        made = self._made.setdefault((kind.plural, uid), {})
+        where = (one["metadata"]["namespace"], one["metadata"]["name"])
+        if change == "DELETED":
+            made.pop(where, None)
+        else:
+            made[where] = one
 
     # -- DataIn, DataOut ---------------------------------------------------------------
 

@@ -84,7 +84,7 @@ class Store:
         self.version = first_version
         #: versions below this one are gone: 410
         self.floor = first_version
-        self.watchers: set[asyncio.Queue[Any]] = set()
+        self.watchers: dict[asyncio.Queue[Any], Kind] = {}
         #: called with (kind, type, object) after each change, in order
         self.listeners: list[Callable[[Kind, str, Object], None]] = []
         #: admission: may change `new`, or raise Refused; (kind, new, old or None)
@@ -304,8 +304,9 @@ class Store:
         self.objects[kind.key][new["metadata"].get("namespace", ""), new["metadata"]["name"]] = new
         entry = (self.version, change, kind, new, old)
         self.log.append(entry)
-        for queue in self.watchers:
-            queue.put_nowait(entry)
+        for queue, wanted in self.watchers.items():
+            if wanted is kind:
+                queue.put_nowait(entry)
         for listener in self.listeners:
             listener(kind, change, new)
         return new
