@@ -107,7 +107,7 @@ def test_progress_is_shown_and_is_no_event(instance: Instance) -> None:
     target = f"/v1/jobs/{instance.record(jobid)['id']}/holds/progress"
     for done in (10, 20):
         body = {"kind": "part", "name": "copy", "done": done, "total": 40, "unit": "bytes", "note": "a"}
-        assert instance.http("POST", target, body) == (200, {})
+        assert instance.http("POST", target, body) == (200, {"lease_s": 0})
     (hold,) = instance.record(jobid)["holds"]
     assert hold["progress"] == {"done": 20, "total": 40, "unit": "bytes", "note": "a"}
     assert (hold["kind"], hold["name"], hold["owner"]) == ("part", "copy", "user")

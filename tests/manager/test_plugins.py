@@ -522,6 +522,23 @@ def test_directives_of_the_configuration(tmp_path: Path) -> None:
     simulate(body)
 
 
+def test_a_configured_plugin_that_was_loaded_anew_by_hand_keeps_what_it_was_given(tmp_path: Path) -> None:
+    path = tmp_path / "tape.py"
+    path.write_text("from leveret.plugins.hooks import Plugin\n\n\nclass Tape(Plugin):\n    pass\n")
+
+    async def body() -> None:
+        configured = [PluginDirective(str(path), {"rate": 1})]
+        rig = Rig(tmp_path, config=Config(job_manager=JobManager(plugins=configured)))
+        rig.manager.tap.load(str(path), {"rate": 2}, replace="tape")
+        await rig.quiet()
+        await rig.restart()
+        assert rig.manager.tap.query("tape")["conf"] == {"rate": 2}
+        assert rig.log.take_errors() == []
+        rig.close()
+
+    simulate(body)
+
+
 def test_an_entry_point_is_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "site-packages" / "siteplugin-1.dist-info"
     info.mkdir(parents=True)

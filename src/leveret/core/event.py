@@ -101,7 +101,7 @@ def _some_of(*allowed: str) -> Callable[[Any], str]:
 _INT = _is_int(-(2**63), 2**63 - 1)
 _STATUS = _is_int(-(2**31), 2**31 - 1)
 
-#: name → (required keys, optional keys), each with its check (RFC 21; `part-*` are Leveret's own)
+#: name → (required keys, optional keys), each with its check (RFC 21; `part-*` and `give-up` are Leveret's own)
 CONTEXTS: dict[str, tuple[dict[str, Callable[[Any], str]], dict[str, Callable[[Any], str]]]] = {
     "submit": ({"urgency": _is_int(0, 31), "userid": _INT, "flags": _INT, "version": _INT}, {}),
     "set-flags": ({"flags": _is_names}, {}),
@@ -126,7 +126,12 @@ CONTEXTS: dict[str, tuple[dict[str, Callable[[Any], str]], dict[str, Callable[[A
             "uses": _one_of("nodes", "storage", "none"),
             "deadline": _is_number,
             "role": _one_of("", "data", "auxiliary"),
+            "lease": _is_number,
         },
+    ),
+    "give-up": (
+        {"description": _is_name, "kind": _one_of("dependency", "prolog", "epilog", "part"), "userid": _INT},
+        {"reason": _is_str, "left": _is_str},
     ),
     "part-finish": ({"description": _is_name, "status": _STATUS}, {"note": _is_str}),
 }

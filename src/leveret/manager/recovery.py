@@ -45,7 +45,8 @@ class Recovery:
         self.manager.tap.load_configured()
         for name, source, conf in self.manager.store.plugins():
             try:
-                self.manager.tap.load(source, _decode(conf), remember=False)
+                # it was loaded after, and over, a configured one of its name
+                self.manager.tap.load(source, _decode(conf), remember=False, replace=name)
             except Exception as error:
                 self.manager.log.error("plugin not loaded", plugin=name, why=str(error))
         for jobid in self.manager.store.active_ids():
