@@ -49,7 +49,41 @@ FILES: dict[str, str] = {
 }
 
 #: group → leveret.toml of its instances
+def _perilog(prolog: str = "", epilog: str = "", more: str = "", epilog_more: str = "") -> str:
+    """Configuration of a scenario's prolog and epilog; CWD is its folder."""
+    text = ""
+    for phase, command, extra in (("prolog", prolog, more), ("epilog", epilog, epilog_more)):
+        if command:
+            text += f"[job-manager.{phase}]\ncommand = ['sh', '-c', '{command}']\n{extra}\n"
+    return text
+
+
 CONFIG: dict[str, str] = {
+    "perilog.normal": _perilog(
+        "echo P $FLUX_JOB_ID $FLUX_JOB_USERID >>CWD/log; env | grep ^FLUX_ | cut -d= -f1 | sort >CWD/env",
+        "echo E >>CWD/log",
+    ),
+    "perilog.attach-status": _perilog("sleep 1", "sleep 0.2"),
+    "perilog.prolog-fail": _perilog("echo bad thing >&2; exit 3"),
+    "perilog.prolog-fail-epilog": _perilog("exit 1", "true"),
+    "perilog.prolog-signal": _perilog("kill -9 $$"),
+    "perilog.epilog-fail": _perilog(epilog="exit 2"),
+    "perilog.cancel-in-prolog": _perilog("exec sleep 9", "true"),
+    "perilog.cancel-in-prolog-nocancel": _perilog("sleep 1", "true", "cancel-on-exception = false"),
+    "perilog.cancel-prolog-ignores-term": _perilog(
+        'trap "" TERM; sleep 3', more="kill-timeout = \"1s\"\nper-rank = true"
+    ),
+    "perilog.prolog-timeout": _perilog("exec sleep 9", more='timeout = "0.3s"'),
+    "perilog.epilog-timeout": _perilog(epilog="exec sleep 9", epilog_more='timeout = "0.3s"'),
+    "perilog.cancel-in-epilog": _perilog(epilog="sleep 1"),
+    "perilog.cancel-in-epilog-coe": _perilog(epilog="sleep 1", epilog_more="cancel-on-exception = true"),
+    "perilog.cancel-before-alloc": _perilog("true", "true"),
+    "perilog.job-fail-epilog-runs": _perilog(epilog="true"),
+    "perilog.per-rank": _perilog("echo $LEVERET_NODE_RANK", "true", "per-rank = true"),
+    "perilog.per-rank-fail": _perilog("exit $LEVERET_NODE_RANK", more="per-rank = true"),
+    "housekeeping.basic": '[job-manager.housekeeping]\ncommand = ["sleep", "1"]\n',
+    "housekeeping.fail": '[job-manager.housekeeping]\ncommand = ["false"]\n',
+    "housekeeping.kill": '[job-manager.housekeeping]\ncommand = ["sleep", "9"]\n',
     "queue": """\
 [queues.debug]
 policy.limits.duration = "1m"
@@ -151,6 +185,8 @@ def common(text: str) -> str:
     text = re.sub(r'"pid":\s*\d+', '"pid":N', text).replace("pid NNN", "pid=N")
     text = re.sub(r"\bpid[= ](\d+|NNN)\b", "pid=N", text)
     text = re.sub(r"HOST(,HOST)+", "HOST", text)
+    # Flux does not say where a prolog without per-rank ran; ours does
+    text = text.replace("on unknown (rank (null))", "on HOST (rank 0)")
     text = re.sub(r"<ID(\d+):\w+>", r"<ID\1>", text)
     text = re.sub(r"\x1b\[01;3[12]m ?([✔✗])\x1b\[0;0m", r"\1", text)
     lines = [re.sub(r"[ \t]+", " ", line).strip() for line in text.split("\n")]
@@ -392,7 +428,7 @@ def compare_jobs(
 def replay(scenario: dict[str, Any], base: Path) -> Report:
     """Run one scenario and compare."""
     report = Report(scenario["id"])
-    size = {"multi": 4, "resource": 2}.get(scenario["group"], 1)
+    size = {"multi": 4, "resource": 2, "perilogN": 2, "housekeeping": 2}.get(scenario["group"], 1)
     folder = base / "w"
     folder.mkdir()
     words = " ".join(step["cmd"] for step in scenario["steps"])
@@ -401,7 +437,8 @@ def replay(scenario: dict[str, Any], base: Path) -> Report:
             (folder / name).write_text(text)
     if re.search(r"(?<![\w.-])d(?![\w.-])", words):
         (folder / "d").mkdir()
-    with Instance(base, size, config=CONFIG.get(scenario["group"], "")) as instance:
+    config = CONFIG.get(scenario["id"]) or CONFIG.get(scenario["group"], "")
+    with Instance(base, size, config=config.replace("CWD", str(folder))) as instance:
         before: set[str] = set()
         if scenario["id"] in HISTORY:
             subprocess.run(

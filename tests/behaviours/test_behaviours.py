@@ -27,14 +27,11 @@ DELIBERATE_SHARE_MAX = 0.05
 
 #: group → what brings it
 LATER_GROUPS = {
-    "perilog": "issue 5: prologs and epilogs",
-    "perilogN": "issue 5: prologs and epilogs",
-    "housekeeping": "issue 5: housekeeping",
     "batch": "nested instances",
     "outer": "issues 4 and 6: instances, limits, restarts",
 }
 #: scenario → what brings what it needs
-LATER: dict[str, str] = {}
+LATER: dict[str, str] = {"perilog.bad-config": "flux config load (messages of a bad configuration: tests/test_config.py)"}
 #: scenario → why it will never be the same, nor is it a difference of a feature that both have
 LEFT_OUT = {
     "jobtap.perilog-test-count": "two prologs of one name: a hold is a name, used once (tests/manager/test_plugins.py, R11)",
