@@ -48,6 +48,7 @@ FILES: dict[str, str] = {
     "mp": "0 echo zero\n1 echo one %t %o\n",
 }
 
+
 #: group → leveret.toml of its instances
 def _perilog(prolog: str = "", epilog: str = "", more: str = "", epilog_more: str = "") -> str:
     """Configuration of a scenario's prolog and epilog; CWD is its folder."""
@@ -69,9 +70,9 @@ CONFIG: dict[str, str] = {
     "perilog.prolog-signal": _perilog("kill -9 $$"),
     "perilog.epilog-fail": _perilog(epilog="exit 2"),
     "perilog.cancel-in-prolog": _perilog("exec sleep 9", "true"),
-    "perilog.cancel-in-prolog-nocancel": _perilog("sleep 1", "true", "cancel-on-exception = false"),
+    "perilog.cancel-in-prolog-nocancel": _perilog("sleep 1", more="cancel-on-exception = false"),
     "perilog.cancel-prolog-ignores-term": _perilog(
-        'trap "" TERM; sleep 3', more="kill-timeout = \"1s\"\nper-rank = true"
+        'trap "" TERM; sleep 3', more='kill-timeout = "1s"\nper-rank = true'
     ),
     "perilog.prolog-timeout": _perilog("exec sleep 9", more='timeout = "0.3s"'),
     "perilog.epilog-timeout": _perilog(epilog="exec sleep 9", epilog_more='timeout = "0.3s"'),
@@ -107,7 +108,7 @@ HISTORY: dict[str, str] = {
     "jobs.ids": "flux submit --quiet --wait false; flux submit --job-name=j --quiet --wait true",
 }
 
-#: scenario → (what, what it counts as, why) for text that depends on chance
+#: scenario → (what, what it counts as, why) for text that depends on chance, or on where Flux was measured, or that is ours only
 TIMING: dict[str, list[tuple[str, str, str]]] = {
     "submit.F58-locale": [(r"\b66 [0-9a-f]{2}\b", "66 XX", "the second letter of an id")],
     "info.keys": [(r'^\{"timestamp":\d*$', '{"timestamp":', "where a time was cut off")],
@@ -121,6 +122,11 @@ TIMING: dict[str, list[tuple[str, str, str]]] = {
             "what is drawn before the last state, in how many cells",
         ),
     ],
+    "perilog.normal": [(r"^FLUX_(CONNECTOR_PATH|EXEC_PATH|MODULE_PATH|START_URI)\n", "", "where Flux is installed")],
+    "perilog.attach-status": [
+        (r" prolog:job-manager\.prolog$", "", "who keeps it from starting (R07): more than Flux says")
+    ],
+    "perilog.prolog-fail": [(r"^\S+\.(debug|info)\[0\]: .*\n?", "", "what was logged before the prolog failed")],
     "dep.singleton": [
         (r"^(SCHED|DEPEND singleton)$", "STATE", "whether the first job had ended when the second was listed")
     ],
@@ -185,6 +191,8 @@ def common(text: str) -> str:
     text = re.sub(r'"pid":\s*\d+', '"pid":N', text).replace("pid NNN", "pid=N")
     text = re.sub(r"\bpid[= ](\d+|NNN)\b", "pid=N", text)
     text = re.sub(r"HOST(,HOST)+", "HOST", text)
+    # that a hold has a deadline is said in its event
+    text = re.sub(r'( deadline=TS|,"deadline":TS)', "", text)
     # Flux does not say where a prolog without per-rank ran; ours does
     text = text.replace("on unknown (rank (null))", "on HOST (rank 0)")
     text = re.sub(r"<ID(\d+):\w+>", r"<ID\1>", text)
@@ -270,7 +278,7 @@ def with_plugins(command: str) -> str:
         return f"{match[1]}{path}" if path.exists() else match[0]
 
     command = re.sub(r"(\bflux jobtap load )(?:\$BUILD/t/job-manager/plugins/\.libs/)?([\w-]+)\.so", ours, command)
-    return re.sub(r"(\bflux jobtap remove [\w-]+)\.so", r"\1", command)
+    return re.sub(r"(\bflux jobtap (?:remove|query) [\w-]+)\.so", r"\1", command)
 
 
 def run_steps(instance: Instance, folder: Path, steps: list[dict[str, Any]]) -> list[tuple[int, str, str]]:

@@ -46,6 +46,20 @@ class PerilogPlugin(Plugin):
             "epilog": _seconds(config, "job-manager.epilog.alarm", self.epilog.alarm),
         }
 
+    def query(self) -> dict[str, Any]:
+        """The settings as they are understood, in Flux's words; times in seconds, 0 is unlimited."""
+        conf: dict[str, Any] = {}
+        for which, settings in (("prolog", self.prolog), ("epilog", self.epilog)):
+            if settings.command:
+                conf[which] = {
+                    "command": settings.command,
+                    "per_rank": settings.per_rank,
+                    "cancel_on_exception": settings.cancel_on_exception and which == "prolog",
+                    "timeout": self.timeouts_s[which],
+                    "kill-timeout": self.kill_timeouts_s[which],
+                }
+        return {"conf": conf}
+
     # ---- moments -----------------------------------------------------------------------------------
 
     def state_run(self, job: Job) -> Answers:
