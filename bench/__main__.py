@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bench.restart import restart
 from leveret.client import Client
 from leveret.core import jobspec
 
@@ -159,6 +160,7 @@ MEASUREMENTS: dict[str, Callable[[], dict[str, float]]] = {
     "simulated": simulated,
     "startup": startup,
     "commits": commits,
+    "restart": restart,
 }
 
 

@@ -316,8 +316,9 @@ class Store:
     def kv_of_active(self, prefix: str) -> list[tuple[int, str, bytes]]:
         """(job, rest of the key, value) of every key of active jobs that begins with `prefix`."""
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        # CROSS JOIN: SQLite keeps this order of the tables; the other one reads the keys of every inactive job
         rows = self.read.execute(
-            "SELECT kv.job, kv.key, kv.value FROM active JOIN kv ON kv.job = active.id WHERE kv.key >= ? AND kv.key < ?",
+            "SELECT kv.job, kv.key, kv.value FROM active CROSS JOIN kv ON kv.job = active.id WHERE kv.key >= ? AND kv.key < ?",
             (prefix, end),
         )
         return [(int(job), str(key)[len(prefix) :], bytes(value)) for job, key, value in rows]
