@@ -23,9 +23,9 @@ _BEGIN = re.compile(r"(?:^|(?<=\s))#DW(?=\s|$)")
 _CAPACITY = re.compile(r"^(\d+)(KiB|KB|MiB|MB|GiB|GB|TiB|TB)$")
 _VARIABLE = re.compile(r"^\$DW_(JOB|PERSISTENT)_([A-Za-z0-9_-]+)(/.*)?$", re.DOTALL)
 _UNITS: dict[str, int] = {
-    **{f"{prefix}iB": 1 << 10 * (n + 1) for n, prefix in enumerate("KMGT")},
-    **{f"{prefix}B": 1000 ** (n + 1) for n, prefix in enumerate("KMGT")},
-}
+    "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+}  # fmt: skip
 
 
 class DirectiveError(InvalidError):

@@ -308,7 +308,13 @@ class Dws:
             raise _refused(error) from error
 
     async def advance(
-        self, jobid: int, state: str, *, computes: Sequence[str] | None = None, hurry: bool = False
+        self,
+        jobid: int,
+        state: str,
+        *,
+        computes: Sequence[str] | None = None,
+        hurry: bool = False,
+        failed: bool = False,  # DWS knows no policies of copies
     ) -> None:
         have = self._state.workflow(jobid)
         if have is None:

@@ -129,6 +129,7 @@ class State:
             directives=tuple(spec.get("dwDirectives") or ()),
             env=objects.environment(status),
             breakdowns=tuple(objects.breakdown(each) for each in found or ()),
+            since=objects.when(str(status.get("desiredStateChange") or "")) if state == desired else 0.0,
             timings=dict(self._timings.get(uid, {})),
             computes=hosts,
             mounts=objects.mounts(self.mine("clientmounts", jobid), hosts),

@@ -90,6 +90,7 @@ class View(msgspec.Struct, frozen=True):
     env: Mapping[str, str] = {}  #: for the tasks; complete when PreRun is ready
     node_env: Mapping[str, Mapping[str, str]] = {}  #: host → variables that differ there (several nodes on one machine)
     breakdowns: tuple[Breakdown, ...] = ()  #: complete when Proposal is ready
+    since: float = 0.0  #: seconds since the epoch at which `desired` last changed (status.desiredStateChange)
     timings: Mapping[str, str] = {}  #: state → time it took, as DWS writes it (`157.403ms`, `2.276088s`)
     computes: tuple[str, ...] = ()  #: the nodes that it was told to serve
     mounts: Mapping[str, bool] = {}  #: compute → True: all mounted, False: not (yet, or any more); empty: not known
@@ -190,12 +191,19 @@ class Storage(Protocol):
         """Make the job's workflow, desired Proposal. Raises StorageRefused."""
 
     async def advance(
-        self, jobid: int, state: str, *, computes: Sequence[str] | None = None, hurry: bool = False
+        self,
+        jobid: int,
+        state: str,
+        *,
+        computes: Sequence[str] | None = None,
+        hurry: bool = False,
+        failed: bool = False,
     ) -> None:
         """Desire `state`: the next one after a ready one, or Teardown from anywhere. Behind it already: nothing.
 
         `computes` (hosts, in rank order) is needed for Setup, where storage is placed for them, and may be given again
-        for PreRun with those left out that failed. `hurry`, with Teardown: movements are killed, not waited for.
+        for PreRun with those left out that failed. `hurry`, with Teardown: movements are killed, not waited for, and
+        the user does not want the data. `failed`, with DataOut: the tasks failed (for policies of a copy's profile).
         Raises StorageRefused.
         """
 
