@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 from driving import ORDER, WorkflowError, cluster, jobid, on_standin
+from standin.semantics import Profile, Site
 
 from leveret.storage.port import COMPLETED, DATA_OUT, DRIVER_WAIT, PRE_RUN, SETUP, TEARDOWN, Request, StorageRefused
 
@@ -73,6 +75,36 @@ def test_the_requests_of_a_life() -> None:
             assert [body["spec"]["desiredState"] for body in bodies[3:9]] == list(ORDER[1:])
             assert bodies[10]["metadata"]["finalizers"] and bodies[10]["metadata"]["resourceVersion"]
             assert there.standin.leftovers() == []
+
+    run(check)
+
+
+@on_standin
+@pytest.mark.parametrize(
+    "directives",
+    [
+        ["#DW jobdw type=xfs capacity=10GiB name=p1"],
+        ["#DW jobdw type=gfs2 capacity=10GB name=p1"],
+        ["#DW jobdw type=raw capacity=1TiB name=p1"],
+        ["#DW jobdw type=lustre capacity=100GiB name=p1"],
+        ["#DW jobdw type=xfs capacity=10GiB name=p1", "#DW jobdw type=lustre capacity=1TB name=p2"],
+        [],
+        ["#DW create_persistent type=lustre capacity=10GiB name=shared"],
+        ["#DW destroy_persistent name=shared"],
+    ],
+)
+@pytest.mark.parametrize("metadata", ["combined", "separate", "external"])
+def test_every_breakdown_of_the_transcript_becomes_servers_that_are_taken(directives: list[str], metadata: str) -> None:
+    """The stand-in's driver checks what was written as NNF does: labels, sizes, counts, colocation."""
+
+    async def check() -> None:
+        rabbits = {"rabbit-0": ("compute-0", "compute-1"), "rabbit-1": ("compute-2",)}
+        site = Site(Profile(metadata=metadata))
+        async with cluster(rabbits=rabbits, site=site) as there, there.adapter() as one:
+            began = time.time()
+            view = await one.live(3, directives, ["compute-0", "compute-1", "compute-2"], SETUP)
+            assert began - 1 <= view.since <= time.time() + 1
+            await one.end(3)
 
     run(check)
 

@@ -35,6 +35,7 @@ from leveret.storage.port import (
     Persistent,
     Rabbit,
     Request,
+    Storage,
     StorageRefused,
     View,
 )
@@ -114,7 +115,7 @@ class Dws:
 
     async def start(self, changed: Callable[[int], None], health: Callable[[], None]) -> None:
         self._on_changed, self._on_health = changed, health
-        self._kube = self._make()
+        self._kube = await asyncio.to_thread(self._make)  # it reads files and imports much
         for plural in _WATCHED:
             self._reflect(plural)
         waiting = [self._reflectors[plural].first.wait() for plural in _WATCHED]
@@ -548,3 +549,7 @@ def _decoded(text: object) -> str:
         return base64.b64decode(str(text or "")).decode()
     except (binascii.Error, UnicodeDecodeError):
         return ""
+
+
+#: mypy looks whether it fits
+_FITS: Callable[..., Storage] = Dws
