@@ -142,6 +142,7 @@ _NODES = many(
     )
 )
 _PROBLEMS = many({})
+_TIDIED = obj({"nnodes": INT, "ranks": STR, "nodelist": STR})
 
 #: command → what its `--json` prints
 SCHEMAS: dict[str, Schema] = {
@@ -157,6 +158,29 @@ SCHEMAS: dict[str, Schema] = {
             "waitstatus": INT,
             "result": INT,
         },
+    ),
+    "job parts": obj(
+        {
+            "items": many(
+                obj(
+                    {
+                        "part": STR,
+                        "source": STR,
+                        "destination": STR,
+                        "status": STR,
+                        "attempts": INT,
+                        "allowed": INT,
+                        "bytes": null(NUM),
+                        "duration_s": SECONDS,
+                        "error": STR,
+                        "wait_status": INT,
+                    }
+                )
+            )
+        }
+    ),
+    "housekeeping list": obj(
+        {"jobs": many(obj({"id": INT, "t_start": TIME, "allocated": _TIDIED, "pending": _TIDIED}))}
     ),
     "job holds": obj({"holds": many(_HOLD)}),
     "job quarantine list": many(

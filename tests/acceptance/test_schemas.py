@@ -57,14 +57,29 @@ def test_the_published_files_are_up_to_date() -> None:
 
 
 def test_what_is_printed_fits(launch: Callable[..., Instance], tmp_path: Path) -> None:
-    config = '[queues.a]\nrequires = []\n[queues.a.policy.limits]\nduration = "1h"\njob-size.max.nnodes = 2\n'
-    config += '[queues.b]\n[policy.jobspec.defaults.system]\nqueue = "a"\nduration = "10m"\n'
+    tidy = tmp_path / "tidy"
+    tidy.write_text(f"#!/bin/sh\ntest ! -e {tmp_path}/slow || exec sleep 1000\n")
+    tidy.chmod(0o755)
+    config = f"""\
+[job-manager.housekeeping]
+command = ["{tidy}"]
+[queues.a.policy.limits]
+duration = "1h"
+job-size.max.nnodes = 2
+[queues.b]
+[policy.jobspec.defaults.system]
+queue = "a"
+duration = "10m"
+"""
     instance = launch(2, config)
     instance.leveret("queue", "start", "--all", check=0)
     instance.leveret("queue", "disable", "-m", "closed", "b", check=0)
     good, bad = instance.submit("true"), instance.submit("false")
     for jobid in (good, bad):
         instance.wait(jobid)
+    (tmp_path / "in").write_text("data\n")
+    moved = instance.submit("--stage-in", f"{tmp_path}/in:{tmp_path}/out", "true")
+    instance.wait(moved)
     runs, held = instance.submit("sleep", "1000"), instance.submit("--urgency=0", "true")
     waits = instance.submit(f"--dependency=afterok:{runs}", "true")
     canceled = instance.submit("--urgency=0", "true")
@@ -74,11 +89,16 @@ def test_what_is_printed_fits(launch: Callable[..., Instance], tmp_path: Path) -
     instance.leveret("reservation", "add", "--help", check=0)
     log = tmp_path / "log"
     log.write_text(instance.leveret("job", "eventlog", "-f", "json", good, check=0).out)
+    (tmp_path / "slow").touch()
+    instance.wait(instance.submit("true"))  # its node is tidied until the command is killed
+    assert instance.leveret("housekeeping", "list", "-n", check=0).out
     calls: list[tuple[str, list[str]]] = [
         ("jobs", ["jobs", "-a"]),
         ("jobs", ["jobs", good]),
         ("job status", ["job", "status", good]),
         ("job holds", ["job", "holds"]),
+        ("job parts", ["job", "parts", moved]),
+        ("housekeeping list", ["housekeeping", "list"]),
         ("job quarantine list", ["job", "quarantine", "list"]),
         ("explain", ["explain", held, waits, runs, good]),
         ("reservation list", ["reservation", "list"]),
@@ -100,6 +120,8 @@ def test_what_is_printed_fits(launch: Callable[..., Instance], tmp_path: Path) -
     for name, args in calls:
         if name == "demo":  # it needs two cores
             instance.leveret("resource", "undrain", "1", check=0)
+            (tmp_path / "slow").unlink()
+            instance.leveret("housekeeping", "kill", "--all", check=0)
         done = instance.leveret(*args, "--json")
         assert done.out, (args, done)
         value = json.loads(done.out)
