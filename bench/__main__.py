@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bench import sched
 from bench.restart import restart
 from leveret.client import Client
 from leveret.core import jobspec
@@ -161,6 +162,7 @@ MEASUREMENTS: dict[str, Callable[[], dict[str, float]]] = {
     "startup": startup,
     "commits": commits,
     "restart": restart,
+    **sched.MEASUREMENTS,
 }
 
 
@@ -168,7 +170,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(MEASUREMENTS)} (default: all)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--swf", metavar="FILE", help="the trace that `swf` replays (default: a synthetic one)")
     args = parser.parse_args()
+    if args.swf:
+        MEASUREMENTS["swf"] = lambda: sched.replay(args.swf)
     if unknown := [name for name in args.names if name not in MEASUREMENTS]:
         parser.error(f"no measurement {unknown[0]!r}; there are: {', '.join(MEASUREMENTS)}")
     results = {}

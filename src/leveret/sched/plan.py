@@ -8,6 +8,8 @@ limit to hold its resources for UNLIMITED_S. Nothing is ever freed by this: it i
 from __future__ import annotations
 
 import functools
+import math
+from collections import deque
 from collections.abc import Container, Generator, Iterable
 from typing import TYPE_CHECKING
 
@@ -142,9 +144,10 @@ class Plan:
         now: float,
         skip: Container[object] = (),
         within: int = -1,
+        horizon: float = math.inf,
     ) -> Generator[None, None, Booking | None]:
         """The earliest booking that the request can have beside the others; None when the nodes that are there cannot
-        give it. Yields now and then, so that the caller may pause."""
+        give it before `horizon`. Yields now and then, so that the caller may pause."""
         lasts = want.duration_s or UNLIMITED_S
         wanted = want.nnodes or want.nslots
         able = self.pool.capable(want) & self.pool.usable() & within
@@ -164,10 +167,10 @@ class Plan:
         changes: list[tuple[float, int, int, int]] = []
         kinds = list(groups.values())
         for number, (node, _) in enumerate(kinds):
-            if number % 50 == 49:
+            if number % 10 == 9:
                 yield
             steps = self._steps(node, now, skip)
-            changes += [(at, falls, number, slots) for at, falls, slots in _offers(want, node, steps, lasts)]
+            changes += [(at, falls, number, slots) for at, falls, slots in _offers(want, node, steps, lasts, horizon)]
         changes.sort()
         offer = [0] * len(kinds)
         total, index = 0, 0
@@ -192,10 +195,14 @@ def ends(start: float, expiration: float, now: float) -> float:
     return max(expiration, now + SOON_S)
 
 
-def _offers(want: Digest, node: PoolNode, steps: list[Step], lasts: float) -> list[tuple[float, int, int]]:
+def _offers(
+    want: Digest, node: PoolNode, steps: list[Step], lasts: float, horizon: float
+) -> list[tuple[float, int, int]]:
     """How many slots (nodes: 0 or 1) a job can have that starts at a time and lasts so long: (time, falls, slots)."""
     cores, gpus, memory = need_of_node(want, node)
     counted = node.memory_mb > 0
+    if steps[-1][0] > horizon + lasts:
+        steps = [step for step in steps if step[0] <= horizon + lasts]
     slots = [slots_of(max(0, c), max(0, g), max(0, m) if counted else -1, cores, gpus, memory) for _, c, g, m in steps]
     if want.nnodes:
         slots = [min(1, s) for s in slots]
@@ -205,18 +212,26 @@ def _offers(want: Digest, node: PoolNode, steps: list[Step], lasts: float) -> li
     count = len(times)
     if all(slots[i] <= slots[i + 1] for i in range(count - 1)):
         return [(times[i], 0, slots[i]) for i in range(count) if i == 0 or slots[i] != slots[i - 1]]
-    points = {(at, 0) for at in times}
+    points = {(at, 0) for at in times if at <= horizon}
     points |= {
         (times[i] - lasts, 1) for i in range(1, count) if slots[i] < slots[i - 1] and times[i] - lasts >= times[0]
     }
+    # the least of a window that slides over the steps
     found: list[tuple[float, int, int]] = []
+    window: deque[int] = deque()  #: steps in it, each with more slots than those before
+    first = behind = 0
     for at, falls in sorted(points):
-        until = at + lasts
-        least = min(
-            slots[i]
-            for i in range(count)
-            if times[i] < until + (EPSILON_S if falls else -EPSILON_S) and (i + 1 == count or times[i + 1] > at)
-        )
+        until = at + lasts + (EPSILON_S if falls else -EPSILON_S)
+        while behind < count and times[behind] < until:
+            while window and slots[window[-1]] >= slots[behind]:
+                window.pop()
+            window.append(behind)
+            behind += 1
+        while first + 1 < count and times[first + 1] <= at:
+            first += 1
+        while window[0] < first:
+            window.popleft()
+        least = slots[window[0]]
         if not found or found[-1][2] != least:
             found.append((at, falls, least))
     return found

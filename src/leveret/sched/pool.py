@@ -7,6 +7,7 @@ are kept sorted by what they have free, so that no request has to look at every 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -115,6 +116,7 @@ Part = tuple[PoolNode, int, int, int]
 """(node, mask of cores, mask of GPUs, MB of memory)."""
 
 
+@functools.lru_cache(maxsize=4096)
 def _lowest(mask: int, count: int) -> int:
     """The `count` lowest set bits of `mask`."""
     if count == mask.bit_count():
@@ -127,15 +129,20 @@ def _lowest(mask: int, count: int) -> int:
     return out
 
 
+@functools.lru_cache(maxsize=4096)
+def _few_bits(mask: int) -> tuple[int, ...]:
+    out = []
+    while mask:
+        bit = mask & -mask
+        out.append(bit.bit_length() - 1)
+        mask ^= bit
+    return tuple(out)
+
+
 def bits(mask: int) -> tuple[int, ...]:
     """The set bits, ascending."""
     if mask < 1 << 128:
-        out = []
-        while mask:
-            bit = mask & -mask
-            out.append(bit.bit_length() - 1)
-            mask ^= bit
-        return tuple(out)
+        return _few_bits(mask)
     # a large mask: its bytes, so that each step does not copy all of it
     found = []
     for at, byte in enumerate(mask.to_bytes((mask.bit_length() + 7) // 8, "little")):
@@ -202,6 +209,37 @@ class Pool:
         self.cores_free -= count
         if self._idle & node.bit:
             self._idle ^= node.bit
+
+    def _change(self, parts: list[Part], sign: int) -> None:
+        """Take parts (−1) or give them back (1), and put the nodes where they then belong in the index."""
+        if len(parts) < 4:
+            for node, cores, gpus, memory in parts:
+                self._leave(node)
+                node.cores_free ^= cores
+                node.gpus_free ^= gpus
+                node.memory_free_mb += sign * memory
+                self._enter(node)
+            return
+        # many nodes: those that move alike are moved together, since each step would copy masks of all nodes
+        moves: dict[tuple[int, int, int, int, bool, bool], list[PoolNode]] = {}
+        for node, cores, gpus, memory in parts:
+            before = (node.cores_free.bit_count(), node.gpus_free.bit_count(), node.idle)
+            node.cores_free ^= cores
+            node.gpus_free ^= gpus
+            node.memory_free_mb += sign * memory
+            if node.allocatable:
+                count, gpus_count = node.cores_free.bit_count(), node.gpus_free.bit_count()
+                move = (before[0], count, before[1], gpus_count, before[2], node.idle)
+                moves.setdefault(move, []).append(node)
+                self.cores_free += count - before[0]
+        for (was, count, gpus_were, gpus_count, was_idle, idle), nodes in moves.items():
+            mask = _ranks(nodes)
+            self._by_free[was] ^= mask
+            self._by_free[count] |= mask
+            self._by_gpus[gpus_were] ^= mask
+            self._by_gpus[gpus_count] |= mask
+            if was_idle != idle:
+                self._idle ^= mask
 
     def set_state(
         self,
@@ -300,15 +338,8 @@ class Pool:
         chosen = self._choose(want, mask, caps)
         if chosen is None:
             return None
-        ranks = {}
-        for part in chosen:
-            node, cores, gpus, memory = part
-            self._leave(node)
-            node.cores_free &= ~cores
-            node.gpus_free &= ~gpus
-            node.memory_free_mb -= memory
-            self._enter(node)
-            ranks[node.rank] = Node(node.host, bits(cores), bits(gpus), memory)
+        self._change(chosen, -1)
+        ranks = {node.rank: Node(node.host, bits(cores), bits(gpus), memory) for node, cores, gpus, memory in chosen}
         rset = Rset(ranks, nslots=want.nslots)
         for node, cores, gpus, memory in chosen:
             node.held[cores] = (gpus, memory, rset)
@@ -385,14 +416,14 @@ class Pool:
 
     def _each(self, mask: int) -> Iterator[PoolNode]:
         nodes = self.nodes
-        if mask.bit_count() > 32:
-            for rank in bits(mask):
-                yield nodes[rank]
-            return
-        while mask:
+        for _ in range(64):  # mostly the first ones do
+            if not mask:
+                return
             bit = mask & -mask
             yield nodes[bit.bit_length() - 1]
             mask ^= bit
+        for rank in bits(mask):
+            yield nodes[rank]
 
     @staticmethod
     def _offer(node: PoolNode, cores: int, gpus: int, memory: int, caps: Mapping[int, Cap] | None) -> int:
@@ -411,14 +442,10 @@ class Pool:
         for node, cores, gpus, memory in parts:
             if cores & ~node.cores_free or gpus & ~node.gpus_free or memory > node.memory_free_mb:
                 raise ConflictError(f"rank {node.rank}: two jobs hold the same resources")
+        self._change(parts, -1)
         for node, cores, gpus, memory in parts:
-            self._leave(node)
-            node.cores_free &= ~cores
-            node.gpus_free &= ~gpus
-            node.memory_free_mb -= memory
             if cores:
                 node.held[cores] = (gpus, memory, rset)
-            self._enter(node)
 
     def release(self, rset: Rset) -> None:
         """Give an allocation, or some ranks of it, back. Raises ConflictError when some of it is free already; nothing is
@@ -427,13 +454,9 @@ class Pool:
         for node, cores, gpus, memory in parts:
             if cores & node.cores_free or gpus & node.gpus_free or node.memory_free_mb + memory > node.memory_mb:
                 raise ConflictError(f"rank {node.rank}: released twice")
-        for node, cores, gpus, memory in parts:
-            self._leave(node)
-            node.cores_free |= cores
-            node.gpus_free |= gpus
-            node.memory_free_mb += memory
+        self._change(parts, 1)
+        for node, cores, _, _ in parts:
             node.held.pop(cores, None)
-            self._enter(node)
         self.version += 1
 
     def _parts(self, rset: Rset) -> list[Part]:

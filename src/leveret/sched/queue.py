@@ -10,6 +10,7 @@ fifo none, since nobody may pass them; easy one in each queue; hybrid some; cons
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
@@ -115,6 +116,7 @@ class Scheduler:
         self._buckets: dict[object, Bucket] = {}
         self._merge: list[tuple[Key, int, Bucket]] | None = None  #: of the pass under way
         self._serial = 0
+        self._caps: dict[tuple[object, ...], dict[int, Cap] | None] = {}  #: of this pass, since the last allocation
 
     def __len__(self) -> int:
         return len(self._want)
@@ -228,6 +230,7 @@ class Scheduler:
         self._merge = merge
         behind: set[str] = set()  #: queues of which no more may start
         aside: list[Request] = []  #: passed over; others of their bucket may start
+        self._caps.clear()
         #: what cannot be had in this pass: shape and reservation → the shortest duration for which it cannot
         refused: dict[object, float] = {}
         promised: dict[str, int] = {}  #: queue → bookings of this pass
@@ -265,6 +268,11 @@ class Scheduler:
                     yield request.jobid, rset
                     continue
                 seen += 1
+                if self.policy.reservation_depth:
+                    yield None
+                    if self._want.get(request.jobid) is not request:
+                        self._push(merge, bucket)
+                        continue
                 count = promised.get(bucket.queue, 0)
                 if count < self.policy.reservation_depth:
                     promised[bucket.queue] = count + 1
@@ -315,16 +323,23 @@ class Scheduler:
             if rset is None and promised:
                 if not self.pool.fits(want, within):
                     refused[bucket.name] = 0.0
-                elif (caps := self.plan.caps(promised, now, end)) is not None:
+                elif not want.exclusive and (caps := self._caps_of(promised, now, end)) is not None:
                     rset = self.pool.allocate(want, within, caps)
             if rset is None:
                 refused[bucket.name] = min(
                     refused.get(bucket.name, UNLIMITED_S * 2), request.lasts if promised else 0.0
                 )
         if rset is not None:
+            self._caps.clear()
             rset.starttime = now
             rset.expiration = now + want.duration_s if want.duration_s else 0.0
         return rset
+
+    def _caps_of(self, promised: list[Booking], now: float, end: float) -> dict[int, Cap] | None:
+        key = tuple(promised)
+        if key not in self._caps:
+            self._caps[key] = self.plan.caps(promised, now, end)
+        return self._caps[key]
 
     def _promise(self, request: Request, now: float, within: int) -> Generator[None, None, None]:
         """A booking for a request that cannot start; one that it has stays, unless an earlier one is to be had."""
@@ -332,16 +347,19 @@ class Scheduler:
         version, planned = request.planned
         good = old is not None and old.start > now and not old.mask & ~self.pool.usable()
         # a large pool is not searched again for each job that ends
-        if good and (version == self.pool.version or now - planned < len(self.pool.nodes) / 1000):
+        patience_s = len(self.pool.nodes) * (1 + self.policy.reservation_depth / 8) / 1000
+        if good and (version == self.pool.version or now - planned < patience_s):
             return
         version = self.pool.version
         skip = (request.jobid, ("reservation", request.reservation))
-        found = yield from self.plan.earliest(request.jobid, request.want, now, skip, within)
+        horizon = old.start if good and old is not None else math.inf
+        found = yield from self.plan.earliest(request.jobid, request.want, now, skip, within, horizon)
         if self._want.get(request.jobid) is not request:
             return
         request.planned = (version, now)
         if found is None:
-            self.plan.remove(request.jobid)
+            if not good:
+                self.plan.remove(request.jobid)
         elif not good or old is None or found.start <= old.start:
             self.plan.add(found)
 
