@@ -149,7 +149,7 @@ def loads(trace: swf.Trace) -> list[Load]:
     ]
 
 
-def replay(path: str | None = None, jobs: int = 5000, processors: int = 512) -> dict[str, float]:
+def replay(path: str | None = None, jobs: int = 2000, processors: int = 256) -> dict[str, float]:
     """A workload (SWF) under fifo, easy and conservative on a simulated clock: utilisation and waits."""
     if path is None:
         trace = swf.synthetic(jobs, processors, random.Random(42).random)

@@ -37,6 +37,19 @@ def reasons(scheduler: Scheduler, jobid: int, now: float, show: Callable[[int], 
     short = shortage_now(scheduler.pool, request.want, within)
     if short is not None:
         found.append(short)
+    elif request.storage is not None and not any(
+        scheduler.storage.choices(request.storage, scheduler.pool.candidates(request.want) & within)
+    ):
+        storage = scheduler.storage
+        free = {name: max(0, storage.free(name)) for name in storage.servers if storage.up[name]}
+        asks = [f"{request.storage.per_node} bytes for each node"] * bool(request.storage.per_node)
+        asks += [f"{request.storage.in_all} bytes in all"] * bool(request.storage.in_all)
+        text = f"needs storage: {' and '.join(asks)}; free: " + (
+            ", ".join(f"{n} {b}" for n, b in free.items()) or "none"
+        )
+        if debts := storage.debts():
+            text += f"; {sum(sum(d.amounts.values()) for d in debts)} bytes are debts of {len(debts)} jobs"
+        found.append({"kind": "storage", "text": text, "free": free})
     elif promised := _promised(scheduler, request, now, show):
         found.append(promised)
     ahead = [other for other in scheduler.order(request.queue) if other != jobid]

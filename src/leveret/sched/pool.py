@@ -349,7 +349,7 @@ class Pool:
         """Whether `allocate` would give something."""
         return self._choose(want, mask, caps) is not None
 
-    def _candidates(self, want: Digest) -> int:
+    def candidates(self, want: Digest) -> int:
         """Allocatable nodes with enough free cores and GPUs for one slot (or one node) of the request."""
         cores, gpus, _ = need_per_node(want)
         if want.exclusive:
@@ -370,7 +370,7 @@ class Pool:
     def _choose(self, want: Digest, mask: int, caps: Mapping[int, Cap] | None) -> list[Part] | None:
         if not want.exclusive and want.nslots * want.cores_per_slot > self.cores_free:
             return None
-        able = self._candidates(want) & mask
+        able = self.candidates(want) & mask
         if not able:
             return None
         return self._choose_nodes(want, able, caps) if want.nnodes else self._choose_slots(want, able, caps)

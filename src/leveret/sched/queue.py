@@ -19,6 +19,7 @@ from leveret.core.resources import Rset
 from leveret.errors import InvalidError
 from leveret.sched.plan import UNLIMITED_S, Booking, Plan
 from leveret.sched.pool import Cap, Pool
+from leveret.sched.storage import Need, Storage
 
 Key = tuple[int, int]
 """(−priority, jobid): the order of the queue."""
@@ -62,14 +63,17 @@ def policy(name: str, queue_depth: int | None = None, reservation_depth: int | N
 class Request:
     """A job that waits for resources."""
 
-    __slots__ = ("bucket", "jobid", "key", "planned", "priority", "queue", "reservation", "want")
+    __slots__ = ("bucket", "jobid", "key", "planned", "priority", "queue", "reservation", "storage", "want")
 
-    def __init__(self, jobid: int, priority: int, want: Digest, queue: str, reservation: str) -> None:
+    def __init__(
+        self, jobid: int, priority: int, want: Digest, queue: str, reservation: str, storage: Need | None
+    ) -> None:
         self.jobid = jobid
         self.priority = priority
         self.want = want
         self.queue = queue
         self.reservation = reservation
+        self.storage = storage
         self.key: Key = (-priority, jobid)
         self.planned = (-1, 0.0)  #: version of the pool and time at which its booking was made
         self.bucket: Bucket
@@ -108,6 +112,7 @@ class Scheduler:
         self.pool = pool
         self.policy = rules or policy("fcfs")
         self.plan = Plan(pool)
+        self.storage = Storage()
         #: why a job may not start now ("" when it may): limits, set by whoever knows them
         self.blocked: Callable[[int], str] | None = None
         self.stopped: dict[str, str] = {}  #: queues that are not scheduled → why
@@ -132,12 +137,22 @@ class Scheduler:
         found = [r.key for r in self._want.values() if queue is None or r.queue == queue]
         return [jobid for _, jobid in sorted(found)]
 
-    def add(self, jobid: int, priority: int, want: Digest, *, queue: str = "", reservation: str = "") -> None:
-        """Queue a request; asking again replaces it. `reservation` names the one whose nodes it is to run on."""
+    def add(
+        self,
+        jobid: int,
+        priority: int,
+        want: Digest,
+        *,
+        queue: str = "",
+        reservation: str = "",
+        storage: Need | None = None,
+    ) -> None:
+        """Queue a request; asking again replaces it. `reservation` names the one whose nodes it is to run on; `storage` is
+        leased with the nodes (`self.storage`)."""
         self.withdraw(jobid)
-        request = Request(jobid, priority, want, queue, reservation)
+        request = Request(jobid, priority, want, queue, reservation, storage)
         self._want[jobid] = request
-        name = (want.shape, queue, reservation)
+        name = (want.shape, queue, reservation, storage)
         bucket = self._buckets.get(name)
         if bucket is None:
             bucket = self._buckets[name] = Bucket(name, queue)
@@ -168,7 +183,14 @@ class Scheduler:
         """Another priority; harmless when the job does not wait."""
         request = self._want.get(jobid)
         if request is not None and request.priority != priority:
-            self.add(jobid, priority, request.want, queue=request.queue, reservation=request.reservation)
+            self.add(
+                jobid,
+                priority,
+                request.want,
+                queue=request.queue,
+                reservation=request.reservation,
+                storage=request.storage,
+            )
 
     def pause(self, queue: str = "", reason: str = "") -> None:
         """Give nothing to the requests of a queue until `resume`."""
@@ -274,7 +296,10 @@ class Scheduler:
                         self._push(merge, bucket)
                         continue
                 count = promised.get(bucket.queue, 0)
-                if count < self.policy.reservation_depth:
+                if request.storage is not None and self.policy.overtake and self.pool.fits(request.want, within):
+                    # it waits for storage alone, whose end nobody can tell: no nodes are kept for it
+                    self.plan.remove(request.jobid)
+                elif count < self.policy.reservation_depth:
                     promised[bucket.queue] = count + 1
                     yield from self._promise(request, now, within)
                     if self._want.get(request.jobid) is not request:
@@ -301,7 +326,24 @@ class Scheduler:
         self._push(merge, request.bucket)
 
     def _try(self, request: Request, now: float, within: int, refused: dict[object, float]) -> Rset | None:
-        """Allocate what is free and promised to nobody else."""
+        """Allocate what is free and promised to nobody else, with its storage."""
+        if request.storage is None:
+            return self._try_within(request, now, within, refused)
+        if request.bucket.name in refused and not self.plan.bookings:
+            return None
+        for mask in self.storage.choices(request.storage, self.pool.candidates(request.want) & within):
+            rset = self._try_within(request, now, mask, {})
+            if rset is None:
+                continue
+            amounts = self.storage.place(request.storage, rset.ranks)
+            if amounts is not None:
+                self.storage.lease(request.jobid, amounts, now)
+                return rset
+            self.pool.release(rset)
+        refused[request.bucket.name] = min(request.lasts, refused.get(request.bucket.name, UNLIMITED_S))
+        return None
+
+    def _try_within(self, request: Request, now: float, within: int, refused: dict[object, float]) -> Rset | None:
         want, bucket = request.want, request.bucket
         booking = self.plan.bookings.get(request.jobid) if self.plan.bookings else None
         if not self.plan.bookings:
