@@ -17,6 +17,7 @@ from leveret.core.resources import Rset
 from leveret.core.transitions import DEPEND, INACTIVE, PRIORITY, RUN, SCHED
 from leveret.errors import ConflictError, ForbiddenError, InvalidError, NotFoundError
 from leveret.manager.entry import Entry
+from leveret.manager.leases import Leases
 from leveret.manager.turn import Turn
 from leveret.sched import explain as explaining
 from leveret.sched.pool import Pool, PoolNode, bits
@@ -38,6 +39,7 @@ class Scheduling:
         conf = manager.config.sched
         rules = policy(conf.queue_policy, conf.queue_params.queue_depth, conf.policy_params.reservation_depth)
         self.queue = Scheduler(self.pool, rules)
+        self.leases = Leases(manager)
         self._wanted = False
         self._pass: Iterator[tuple[int, Rset] | None] | None = None
         self._again = False  #: something has changed since the pass under way began
@@ -70,7 +72,12 @@ class Scheduling:
         """Queue (again) a job's request for resources."""
         digest = entry.digest
         self.queue.add(
-            entry.job.id, entry.job.priority or 0, digest, queue=digest.queue, reservation=digest.reservation
+            entry.job.id,
+            entry.job.priority or 0,
+            digest,
+            queue=digest.queue,
+            reservation=digest.reservation,
+            storage=self.leases.needs.get(entry.job.id),
         )
         self.want_schedule()
 
@@ -132,15 +139,18 @@ class Scheduling:
         try:
             with Turn(self.manager, "alloc") as turn:
                 turn.batch.put(jobid, "R", _encode(rset.to_dict()))
+                self.leases.allocated(turn, jobid)
                 turn.post(entry, "alloc", {"annotations": {"sched": {"resource_summary": rset.summary()}}})
         except Exception:
             self.manager.log.exception("alloc failed", job=jobid)
             self.pool.release(rset)
+            self.leases.undone(jobid)
             entry.rset = None
 
     # ---- reservations ------------------------------------------------------------------------------
 
     def recover(self) -> None:
+        self.leases.recover()
         for _, value in self.manager.store.notes("reservation"):
             self.queue.reserve(_reservation(value))
         self._reservations_due()

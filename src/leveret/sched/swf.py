@@ -134,13 +134,18 @@ def synthetic(count: int, processors: int, uniform: Callable[[], float], load: f
         bodies.append((size, round(min(runs, asks)), asks, status, 1 + int(users * uniform() ** 2)))
     work = sum(size * runs for size, runs, *_ in bodies)
     span = work / (processors * load)
-    jobs: list[Job] = []
+    times: list[float] = []
     clock = 0.0
-    for number, (size, runs, asks, status, user) in enumerate(bodies, 1):
+    for _ in bodies:
         hour = clock / 3600 % 24
         rate = 1 + 0.7 * math.sin((hour - 8) / 24 * 2 * math.pi)  # most at two in the afternoon
         clock += -math.log(1 - uniform()) * span / count / rate
-        jobs.append(Job(number, round(clock), -1, runs, size, size, asks, status, user, 1))
+        times.append(clock)
+    stretch = span / clock if clock else 1.0
+    jobs = [
+        Job(number, round(at * stretch), -1, runs, size, size, asks, status, user, 1)
+        for number, (at, (size, runs, asks, status, user)) in enumerate(zip(times, bodies, strict=True), 1)
+    ]
     header = {
         "Version": "2.2",
         "Computer": "synthetic",
