@@ -14,7 +14,6 @@ from leveret.errors import InvalidError, LeveretError, NotFoundError
 from leveret.plugins.hooks import Answers, EpilogHold, Plugin
 from leveret.sched.storage import DEBT, HELD, Need, Server
 
-
 JOBS = 2000
 
 
@@ -134,6 +133,7 @@ def test_leases_of_storage_outlive_nodes_jobs_and_daemons(tmp_path: Path) -> Non
         servers = [Server("r0", 100, (0,)), Server("r1", 50, (1,))]
 
         async def again() -> None:
+            await rig.quiet()
             await rig.restart()
             rig.manager.scheduling.leases.define(servers)
 
