@@ -298,3 +298,59 @@ def test_auxiliary_parts_end_when_nothing_else_is_left(instance: Instance, tmp_p
     assert record["result"] == "COMPLETED" and not record["exception_occurred"]
     done = [context["description"] for context in instance.contexts(jobid, "part-finish")]
     assert done == ["post", "ship-logs"]
+
+
+# When a job is done
+
+
+def test_r02_each_end_is_an_event_of_its_own(launch: Callable[..., Instance], ledger: Ledger, tmp_path: Path) -> None:
+    """Tasks over, data over and so the job, nodes tidied: three ends, in this order, each of them waited for."""
+    copied, tidied = ledger.gate(), ledger.gate()
+    instance = launch(
+        config=ledger.mover(f"gate {copied.path}") + ledger.perilog("housekeeping", f"gate {tidied.path}")
+    )
+    jobid = instance.submit("-N1", "--cwd", str(tmp_path), "--stage-out", "out:dst", "sh", "-c", "echo x > out")
+    tidy = instance.popen("housekeeping", "wait", jobid)
+    instance.leveret("job", "wait-event", jobid, "finish", check=0)
+    until(lambda: ledger.phases() == ["move"], "the copy is under way")
+    assert not instance.record(jobid)["done"] and tidy.poll() is None
+    attached = instance.popen("job", "attach", jobid)
+    copied.open()
+    assert attached.wait(60) == 0 and (tmp_path / "dst").read_text() == "x\n"  # the prompt does not wait for the third
+    until(lambda: "housekeeping" in ledger.phases(), "the nodes are being tidied")
+    assert instance.record(jobid)["done"] and tidy.poll() is None
+    tidied.open()
+    assert tidy.wait(60) == 0
+    attached.communicate()
+    tidy.communicate()
+    assert ledger.phases() == ["move", "move-end", "moved", "housekeeping", "housekeeping-end"]
+
+
+def test_r04_success_means_that_the_files_are_there(
+    launch: Callable[..., Instance], ledger: Ledger, tmp_path: Path
+) -> None:
+    """Whoever sees a job as done and successful, at whatever moment, finds its output whole."""
+    instance = launch(config=ledger.mover())
+    ids: dict[int, Path] = {}
+    for number in range(16):
+        ledger.steer("mover", f"ok 0.{(number * 7) % 10}", to=f"dst{number}")
+        jobid = instance.submit(
+            "--cwd",
+            str(tmp_path),
+            "--stage-out",
+            f"out{number}:dst{number}",
+            "sh",
+            "-c",
+            f"printf 12345678 > out{number}",
+        )
+        ids[int(instance.record(jobid)["id"])] = tmp_path / f"dst{number}"
+    seen: set[int] = set()
+
+    def watch() -> bool:
+        for record in instance.client.jobs(states=["active", "inactive"], count=0):
+            if record["id"] in ids and record["done"]:
+                assert record["success"] and ids[record["id"]].read_text() == "12345678", record
+                seen.add(record["id"])
+        return seen == ids.keys()
+
+    until(watch, "all jobs are done")

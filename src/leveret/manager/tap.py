@@ -288,7 +288,9 @@ class PluginPort:
         return entry.lost() if entry is not None else set()
 
     def drain(self, ranks: Iterable[int], reason: str) -> None:
-        self._manager.resources.drain(ranks, reason, update=True)
+        resources = self._manager.resources
+        if some := [rank for rank in ranks if rank in resources.state.hosts and rank not in resources.excluded]:
+            resources.drain(some, reason, update=True)
 
     def stop_run(self, jobid: int, name: str, kill_timeout_s: float = 5.0) -> None:
         self._manager.perform.stop_run(jobid, name, kill_timeout_s)
