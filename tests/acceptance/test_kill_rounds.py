@@ -93,7 +93,7 @@ def loaded(launch: Callable[..., Instance], tmp_path: Path) -> Any:
     return load
 
 
-def settle(instance: Instance, load: Load) -> dict[int, dict[str, Any]]:
+def settle(instance: Instance, load: Load, more: int = 0) -> dict[int, dict[str, Any]]:
     """The load ends; every acknowledged job comes to rest. Their records."""
     load.over.set()
     load.join(WATCHDOG_S)
@@ -102,7 +102,7 @@ def settle(instance: Instance, load: Load) -> dict[int, dict[str, Any]]:
     records = {record["id"]: record for record in instance.client.jobs(count=0)}
     lost = set(load.acknowledged) - set(records)
     assert not lost, f"{len(lost)} acknowledged jobs are gone: {sorted(lost)[:5]}"
-    assert len(records) <= len(load.acknowledged) + load.doubtful
+    assert len(records) <= len(load.acknowledged) + load.doubtful + more
     return records
 
 
@@ -138,8 +138,12 @@ def test_no_round_of_kills_loses_or_doubles_anything(loaded: Any) -> None:
 def test_kills_of_helpers_end_their_jobs_by_name_and_the_node_recovers(loaded: Any, together: bool) -> None:
     rng = random.Random(SEED + together)
     instance, load = loaded(2)
+    sleepers: dict[int, int] = {}  # pid → job: tasks that do not end by themselves
     for _ in range(max(3, ROUNDS // 5)):
         time.sleep(rng.random() * 0.4)
+        sleeper = instance.client.run(["sleep", "1000"])
+        instance.wait_event(sleeper, "start")
+        sleepers |= {task["pid"]: sleeper for task in instance.client.tasks(sleeper)}
         pids = [helper["pid"] for helper in instance.client.status()["helpers"]]
         victim = rng.choice(pids)
         if together:
@@ -154,7 +158,12 @@ def test_kills_of_helpers_end_their_jobs_by_name_and_the_node_recovers(loaded: A
             ),
             "another helper",
         )
-    records = settle(instance, load)
+    for pid, sleeper in sleepers.items():
+        if instance.record(sleeper)["done"]:
+            assert not alive(pid), "a task outlives its helper and its job"
+        else:
+            instance.client.cancel(sleeper)
+    records = settle(instance, load, len(sleepers))
     ran = Counter(load.ledger.read_text().split())
     assert set(ran.values()) <= {1}, "a job of a lost helper was run again"
     lost = 0
@@ -176,6 +185,14 @@ def test_kills_of_helpers_end_their_jobs_by_name_and_the_node_recovers(loaded: A
     # nothing of them is left, and both nodes take work
     instance.leveret("run", "-N2", "true", check=0)
     assert not leftovers(load.ledger), "tasks outlive their helper"
+
+
+def alive(pid: int) -> bool:
+    """Not one that nobody has reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def leftovers(ledger: Path) -> list[str]:
