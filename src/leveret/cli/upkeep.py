@@ -85,7 +85,12 @@ def restore(statedir: str, as_json: bool, source: str) -> int:
         ("leveret fsck --repair --statedir DIR", "when no daemon runs on it"),
     ),
 )
-@click.option("--statedir", metavar="DIR", type=click.Path(), help="Which instance (default: your own).")
+@click.option(
+    "--statedir",
+    metavar="DIR",
+    type=click.Path(),
+    help="Which instance (default: the one that LEVERET_URI names, else your own).",
+)
 @click.option("--repair", is_flag=True, help="Mend what can be; what is taken out is kept in lost+found.")
 @click.option("--json", "as_json", is_flag=True, help="{state_dir, schema, jobs, in_use, problems, repaired, left}.")
 def fsck(statedir: str | None, repair: bool, as_json: bool) -> int:
@@ -95,7 +100,7 @@ def fsck(statedir: str | None, repair: bool, as_json: bool) -> int:
     """
     from leveret import instance
 
-    directory = os.path.abspath(statedir) if statedir else instance.default_state_dir()
+    directory = os.path.abspath(statedir) if statedir else addressed() or instance.default_state_dir()
     try:
         found = offline("fsck", "--statedir", directory, *(["--repair"] if repair else []))
     except LeveretError as failure:
@@ -111,6 +116,19 @@ def fsck(statedir: str | None, repair: bool, as_json: bool) -> int:
         output.data(f"repaired: {text}")
     output.note(f"{found['jobs']} jobs, {len(found['problems'])} problems, {found['left']} left in {directory}")
     return 1 if found["left"] else 0
+
+
+def addressed() -> str:
+    """The state directory of the instance that LEVERET_URI names and that runs, else ""."""
+    from leveret.client import Client
+
+    if not os.environ.get("LEVERET_URI"):
+        return ""
+    try:
+        with Client(start=False, patience_s=2.0) as client:
+            return str(client.status()["state_dir"])
+    except LeveretError:
+        return ""
 
 
 def offline(*args: str) -> dict[str, Any]:

@@ -27,8 +27,8 @@ def reasons(scheduler: Scheduler, jobid: int, now: float, show: Callable[[int], 
     found: list[Reason] = []
     if request.queue in scheduler.stopped:
         queue, why = request.queue, scheduler.stopped[request.queue]
-        text = f"queue {queue} is stopped" if queue else "scheduling is stopped"
-        found.append({"kind": "queue-stopped", "text": text + (f": {why}" if why else ""), "queue": queue})
+        text = why or (f"queue {queue} is stopped" if queue else "scheduling is stopped")
+        found.append({"kind": "queue-stopped", "text": text, "queue": queue})
     if scheduler.blocked is not None and (limit := scheduler.blocked(jobid)):
         found.append({"kind": "limit", "text": limit})
     within, why = scheduler.within(request, now)
