@@ -70,7 +70,7 @@ class Slices:
             yield from found
 
 
-def measure(nodes: int, name: str, events: int = 300) -> dict[str, float]:
+def measure(nodes: int, name: str, events: int = 100) -> dict[str, float]:
     gc.collect()
     gc.freeze()  # what is there by now: the daemon does so too
     gc.set_threshold(50_000, 50, 1000)
@@ -116,6 +116,14 @@ def sched() -> dict[str, float]:
         for nodes in (100, 1000, 10_000):
             for key, value in measure(nodes, name).items():
                 out[f"{name}_{nodes}_{key}"] = value
+    pool = machine(10_000)
+    scheduler = Scheduler(pool)
+    want = digest(build(["x"], duration_s=3600))
+    for jobid in range(QUEUED):
+        scheduler.add(jobid, 16, want)
+    slices = Slices(scheduler)
+    count = sum(1 for _ in slices.run(0.0))
+    out |= {"single_10000_us_per_alloc": slices.busy / count * 1e6, "single_10000_slice_ms_max": slices.longest * 1e3}
     return out
 
 
@@ -149,7 +157,7 @@ def loads(trace: swf.Trace) -> list[Load]:
     ]
 
 
-def replay(path: str | None = None, jobs: int = 2000, processors: int = 256) -> dict[str, float]:
+def replay(path: str | None = None, jobs: int = 4000, processors: int = 256) -> dict[str, float]:
     """A workload (SWF) under fifo, easy and conservative on a simulated clock: utilisation and waits."""
     if path is None:
         trace = swf.synthetic(jobs, processors, random.Random(42).random)

@@ -576,3 +576,16 @@ def test_a_value_is_not_turned_into_a_mapping() -> None:
         jobspec.setattr_path(spec, "duration.x.y", 1)
     assert caught.value.path == "attributes.system.duration"
     assert spec == MINIMAL
+
+
+def test_memory_in_a_slot_is_ours() -> None:
+    spec = jobspec.build(["x"], ntasks=2)
+    within = spec["resources"][0]["with"]
+    within.append({"type": "memory", "count": 3, "unit": "GB"})
+    jobspec.validate(spec)
+    assert jobspec.digest(spec).memory_per_slot_mb == 3072
+    within[1] = {"type": "memory", "count": 1500, "unit": "KB"}
+    assert jobspec.digest(spec).memory_per_slot_mb == 2, "rounded up"
+    within[1] = {"type": "memory", "count": 1, "unit": "XB"}
+    with pytest.raises(JobspecError, match=r"with\[1\].unit must be one of KB, MB"):
+        jobspec.validate(spec)

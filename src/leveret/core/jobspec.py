@@ -8,6 +8,7 @@ and a negative duration are refused. So is a command that is one string: RFC 25 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from leveret.core import perresource
@@ -16,6 +17,18 @@ from leveret.errors import InvalidError, JobspecError
 
 COUNT_MAX = 2**31 - 1
 """The largest count of nodes, slots, cores, gpus or tasks, each and multiplied."""
+
+#: of `memory` in a slot, in MiB; without one it is MB
+MEMORY_UNITS = {
+    "KB": 1 / 1024,
+    "MB": 1,
+    "GB": 1024,
+    "TB": 1024**2,
+    "KiB": 1 / 1024,
+    "MiB": 1,
+    "GiB": 1024,
+    "TiB": 1024**2,
+}
 
 _TOP_KEYS = ("attributes", "resources", "tasks", "version")
 
@@ -149,6 +162,8 @@ def digest(spec: dict[str, Any]) -> Digest:
     for child in slot["with"]:
         if child["type"] == "core":
             result.cores_per_slot = child["count"]
+        elif child["type"] == "memory":  # ours: RFC 25 has none, RFC 14 does
+            result.memory_per_slot_mb = math.ceil(child["count"] * MEMORY_UNITS[child.get("unit", "MB")])
         else:
             result.gpus_per_slot = child["count"]
     task = spec["tasks"][0]
@@ -307,15 +322,17 @@ def _check_resources(resources: object) -> tuple[str, int, int]:
     if "label" not in vertex:
         raise JobspecError(f"{path}.label is a required key", path=f"{path}.label")
     kinds = []
-    for index, item in enumerate(_check_with(vertex, path, 2)):
+    for index, item in enumerate(_check_with(vertex, path, 3)):
         at = f"{path}.with[{index}]"
-        child = _check_vertex(item, at, ("core", "gpu"))
+        child = _check_vertex(item, at, ("core", "gpu", "memory"))
         if "with" in child:
             raise JobspecError(f"{at}.with is not allowed in a {child['type']}", path=f"{at}.with")
         if child["type"] in kinds:
             raise JobspecError(f"{at}.type repeats {child['type']}", path=f"{at}.type")
         if child["count"] * nslots > COUNT_MAX:
             raise JobspecError(f"{at}.count makes more than {COUNT_MAX} in the job", path=f"{at}.count")
+        if child["type"] == "memory" and child.get("unit", "MB") not in MEMORY_UNITS:
+            raise JobspecError(f"{at}.unit must be one of {', '.join(MEMORY_UNITS)}", path=f"{at}.unit")
         kinds.append(child["type"])
     if "core" not in kinds:
         raise JobspecError(f"{path}.with must contain a core", path=f"{path}.with")

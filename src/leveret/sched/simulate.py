@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 class Summary(NamedTuple):
     jobs: int
-    utilisation: float  #: of the cores, from the first submission to the last end
+    utilisation: float  #: of the cores, from the first submission to the last one
     mean_wait_s: float
     max_wait_s: float
     mean_bounded_slowdown: float  #: (wait + max(run, 10)) / max(run, 10)
@@ -92,11 +92,14 @@ def summary(outcomes: list[Outcome], cores: int, submitted: int) -> Summary:
         return Summary(0, 0.0, 0.0, 0.0, 0.0, 0.0, submitted)
     begin = min(o.job.submit for o in outcomes)
     makespan = max(o.end for o in outcomes) - begin
-    used = sum((o.end - o.start) * o.cores for o in outcomes)
+    last = max(o.job.submit for o in outcomes)
+    if last <= begin:
+        last = begin + makespan
+    used = sum(max(0.0, min(o.end, last) - o.start) * o.cores for o in outcomes)
     slowdown = sum((o.wait_s + max(o.end - o.start, 10.0)) / max(o.end - o.start, 10.0) for o in outcomes)
     return Summary(
         len(outcomes),
-        used / (makespan * cores) if makespan else 0.0,
+        used / ((last - begin) * cores) if last > begin else 0.0,
         sum(o.wait_s for o in outcomes) / len(outcomes),
         max(o.wait_s for o in outcomes),
         slowdown / len(outcomes),
