@@ -75,7 +75,7 @@ async def antecedent(rig: Rig, ending: str) -> int:
 
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize(("ending", "scheme", "satisfied"), CASES)
-def test_the_table(tmp_path: Path, ending: str, scheme: str, satisfied: bool, crash: bool) -> None:
+def test_r54_the_table(tmp_path: Path, ending: str, scheme: str, satisfied: bool, crash: bool) -> None:
     async def body() -> None:
         rig = Rig(tmp_path, [Data], sizes=[4])
         first = await antecedent(rig, ending)
@@ -252,7 +252,7 @@ def test_the_same_dependency_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_afterfinish_waits_for_the_tasks_only(tmp_path: Path, crash: bool) -> None:
+def test_r55_afterfinish_waits_for_the_tasks_only(tmp_path: Path, crash: bool) -> None:
     """R55: `afterfinish` is the opt-in; `afterok` includes the antecedent's data."""
 
     async def body() -> None:
