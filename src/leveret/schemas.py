@@ -142,6 +142,58 @@ _NODES = many(
     )
 )
 _PROBLEMS = many({})
+_RABBIT = obj(
+    {
+        "name": STR,
+        "status": STR,
+        "enabled": BOOL,
+        "capacity_bytes": INT,
+        "allocated_bytes": INT,
+        "external_bytes": INT,
+        "computes": table(STR),
+        "message": STR,
+    }
+)
+_MOVEMENT = obj(
+    {
+        "name": STR,
+        "directive": INT,
+        "source": STR,
+        "destination": STR,
+        "state": STR,
+        "status": STR,
+        "message": STR,
+        "bytes_done": INT,
+        "bytes_total": INT,
+        "files_done": INT,
+        "files_total": INT,
+        "t_start": TIME,
+        "t_end": TIME,
+        "restarts": INT,
+        "command": STR,
+    }
+)
+_WORKFLOW = obj(
+    {
+        "jobid": INT,
+        "name": STR,
+        "uid": STR,
+        "desired": STR,
+        "state": STR,
+        "ready": BOOL,
+        "status": STR,
+        "message": STR,
+        "hurry": BOOL,
+        "directives": many(STR),
+        "timings": table(STR),
+        "computes": many(STR),
+        "mounts": table(BOOL),
+        "allocated": table(INT),
+        "unallocated": many(STR),
+        "deleting": BOOL,
+        "movements": many(_MOVEMENT),
+    }
+)
 _TIDIED = obj({"nnodes": INT, "ranks": STR, "nodelist": STR})
 
 #: command → what its `--json` prints
@@ -233,6 +285,28 @@ SCHEMAS: dict[str, Schema] = {
     "eventlog check": many(
         obj({"file": STR, "kind": STR, "events": INT, "problems": _PROBLEMS}, {"state": null(STR), "result": null(STR)})
     ),
+    "rabbit list": obj(
+        {"adapter": STR, "synced": BOOL, "trouble": STR, "rabbits": many(_RABBIT)},
+    ),
+    "rabbit status": obj({"workflows": many(_WORKFLOW)}),
+    "rabbit persistent": obj(
+        {
+            "persistent": many(
+                obj(
+                    {
+                        "name": STR,
+                        "type": STR,
+                        "userid": INT,
+                        "state": STR,
+                        "capacity_bytes": INT,
+                        "consumers": many(STR),
+                        "directive": STR,
+                    }
+                )
+            )
+        }
+    ),
+    "getrabbit": many(STR),
     "queue list": obj({"queues": many(QUEUE)}),
     "queue status": obj({"queues": many(QUEUE), "alloc_queued": INT, "alloc_pending": INT, "running": INT}),
     "status": obj(

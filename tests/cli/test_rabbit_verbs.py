@@ -8,8 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+import msgspec
 import pytest
 from fakedaemon import FakeDaemon, record
+
+from leveret import schemas
+from leveret.storage.port import Persistent
 
 TIB = 2**40
 
@@ -82,7 +87,9 @@ def test_getrabbit_of_jobs_and_what_is_not_there(leveret: Any, two: FakeDaemon) 
     two.answer("GET", "/v1/jobs/5", (200, record(5, annotations={"user": {"rabbits": "rabbit-[0-1]"}})))
     two.answer("GET", "/v1/jobs/6", (200, record(6)))
     assert leveret("getrabbit", "-j", "5").out == "rabbit-[0-1]\n"
-    assert json.loads(leveret("getrabbit", "-j", "5", "--json").out) == ["rabbit-0", "rabbit-1"]
+    names = json.loads(leveret("getrabbit", "-j", "5", "--json").out)
+    assert names == ["rabbit-0", "rabbit-1"]
+    jsonschema.validate(names, schemas.schema("getrabbit") or {}, jsonschema.Draft202012Validator)
     for args, text in (
         (["-j", "6"], "job 6 uses no rabbit"),
         (["-c", "x1"], "no rabbit is known for the node x1"),
@@ -110,14 +117,9 @@ def test_status_and_persistent(leveret: Any, daemon: FakeDaemon) -> None:
     assert json.loads(leveret("rabbit", "status", "--json", "7").out)["workflows"][0]["jobid"] == 7
     outcome = leveret("rabbit", "status", "8")
     assert outcome.code != 0 and "has no storage" in outcome.err
-    kept = {
-        "name": "keep",
-        "type": "xfs",
-        "userid": 0,
-        "state": "Active",
-        "capacity_bytes": 2**30,
-        "consumers": ["fluxjob-1"],
-    }
+    kept = msgspec.to_builtins(Persistent("keep", "xfs", 0, capacity_bytes=2**30, consumers=("fluxjob-1",)))
+    listed = json.loads(json.dumps({"persistent": [kept]}))
+    jsonschema.validate(listed, schemas.schema("rabbit persistent") or {}, jsonschema.Draft202012Validator)
     daemon.answer("GET", "/v1/rabbits/persistent", (200, {"persistent": [kept]}))
     assert leveret("rabbit", "persistent").out.splitlines()[1].split() == [
         "keep",

@@ -7,15 +7,22 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import jsonschema
 import pytest
 from driving import cluster, on_standin
 from standin import Standin
 
+from leveret import schemas
 from leveret.api.rabbit_routes import RabbitRoutes
 from leveret.cli import main as cli_main
 
 GIB = 2**30
 XFS = "#DW jobdw type=xfs capacity=1GiB name=p1"
+
+
+def valid(name: str, value: Any) -> None:
+    """It is what the published schema says (R80)."""
+    jsonschema.validate(value, schemas.schema(name) or {}, jsonschema.Draft202012Validator)
 
 
 class Routes(RabbitRoutes):
@@ -44,6 +51,8 @@ def test_the_routes() -> None:
             (workflow,) = (await routes.workflows(request))["workflows"]  # type: ignore[arg-type,index]
             assert (workflow["jobid"], workflow["state"], workflow["allocated"]) == (1, "PreRun", {"rabbit-0": need})
             assert "token" not in workflow and "env" not in workflow
+            valid("rabbit list", found)
+            valid("rabbit status", {"workflows": [workflow]})
             assert (await routes.persistent_storage(request)) == {"persistent": []}  # type: ignore[arg-type,comparison-overlap]
 
     asyncio.run(check())

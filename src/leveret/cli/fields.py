@@ -104,6 +104,8 @@ TIMES = frozenset(
 _WHOSE = "{id.f58:>12} ?:{queue:<8.8} {username:<8.8} {name:<10.10+}"
 _SIZES = "{ntasks:>6} {nnodes:>6h}"
 _NOW = "{contextual_time!F:>8h} {contextual_info}"
+#: named formats that Flux does not have
+OURS = ("held",)
 #: name → (format, what it is for)
 FORMATS = {
     "default": (f"{_WHOSE} {{status_abbrev:>2.2}} {_SIZES} {_NOW}", "Default leveret-jobs format string"),

@@ -132,7 +132,10 @@ def format_text(name: str | None) -> str:
 
 
 def formats_help() -> str:
-    rows = [f"  {name:<12} {text.replace('leveret', output.NAME)}" for name, (_, text) in fields.FORMATS.items()]
+    named = {
+        name: text for name, (_, text) in fields.FORMATS.items() if output.NAME != "flux" or name not in fields.OURS
+    }
+    rows = [f"  {name:<12} {text.replace('leveret', output.NAME)}" for name, text in named.items()]
     shown = ["", f"Configured {output.NAME}-jobs output formats:", "", *rows]
     if output.NAME != "flux":
         shown += ["", f"Fields: {', '.join(fields.HEADINGS)}"]
