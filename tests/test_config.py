@@ -85,6 +85,35 @@ timeout = "2d"
 retries = 2
 retry-delay = "3s"
 post-timeout = "2h"
+
+[rabbit]
+adapter = "dws"
+early-free = true
+root = "/scratch/rabbit"
+servers = [{ name = "r1", hosts = "n[0-1]", capacity = "2TiB" }]
+roots = ["/home", "/project"]
+copier = ["cp", "{src}", "{dst}"]
+restrict-persistent-creation = false
+setup-timeout = "1m"
+prerun-timeout = "2m"
+postrun-timeout = "3m"
+teardown-after = "4m"
+epilog-timeout = "5m"
+tc-timeout = "6s"
+kubeconfig = "/etc/kube"
+context = "site"
+namespace = "rabbits"
+dws-api-version = "v1alpha6"
+nnf-api-version = "v1alpha10"
+
+[rabbit.presets]
+small = "#DW jobdw type=xfs capacity=10GiB name=small"
+
+[rabbit.policy.maximums]
+xfs = "1TiB"
+gfs2 = "2TiB"
+raw = "3TiB"
+lustre = "4TiB"
 """
 
 
@@ -128,6 +157,28 @@ def test_every_key(tmp_path: Path) -> None:
             "/etc/leveret/R", [config.ResourceEntry("n[0-1]", "0-3", "0", "64G", ["big"])], "n1", "0@0", True, True
         ),
         staging=config.Staging(["cp", "{src}", "{dst}"], "2d", 2, "3s", "2h"),
+        rabbit=config.Rabbit(
+            "dws",
+            True,
+            "/scratch/rabbit",
+            [config.RabbitServer("r1", "n[0-1]", "2TiB")],
+            ["/home", "/project"],
+            ["cp", "{src}", "{dst}"],
+            {"small": "#DW jobdw type=xfs capacity=10GiB name=small"},
+            config.RabbitPolicy(config.RabbitMaximums("1TiB", "2TiB", "3TiB", "4TiB")),
+            False,
+            "1m",
+            "2m",
+            "3m",
+            "4m",
+            "5m",
+            "6s",
+            "/etc/kube",
+            "site",
+            "rabbits",
+            "v1alpha6",
+            "v1alpha10",
+        ),
         source=str(path),
     )
 
@@ -149,7 +200,8 @@ def test_the_whole_example_has_every_key_of_the_settings() -> None:
     def flat(table: dict, prefix: str = "") -> set[str]:
         out = set()
         for key, value in table.items():
-            out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}"}
+            inner = isinstance(value, dict) and key != "presets"  # whose names are anybody's
+            out |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}"}
         return out
 
     left_out = {"source", "job-manager.epilog.cancel-on-exception"}

@@ -190,6 +190,52 @@ class Notify(Section):
     give_up: str = "1d"  #: FSD; after this time without success it is dropped, with a line in the log
 
 
+class RabbitServer(Section):
+    """[[rabbit.servers]]: a rabbit of the local adapter and the nodes behind it."""
+
+    name: str
+    hosts: str | None = None  #: RFC 29; absent: all nodes that no other rabbit names
+    capacity: str | None = None  #: "100GiB"; absent: an equal share of half of what is free at the root
+
+
+class RabbitMaximums(Section):
+    """Bytes for each node of a job, by type, as "10GiB"."""
+
+    xfs: str | None = None
+    gfs2: str | None = None
+    raw: str | None = None
+    lustre: str | None = None
+
+
+class RabbitPolicy(Section):
+    maximums: RabbitMaximums = msgspec.field(default_factory=RabbitMaximums)
+
+
+class Rabbit(Section):
+    """[rabbit]: storage by `#DW` directives, on this machine's disks or by DWS. Times are FSD, "0" is no limit."""
+
+    adapter: Literal["local", "dws"] = "local"
+    early_free: bool | None = None  #: nodes go back once unmounted; default: yes with local, no with dws
+    root: str | None = None  #: local: where storage is; default: `rabbit` in the state directory
+    servers: list[RabbitServer] = []  #: local; none: one `rabbit0` for all nodes
+    roots: list[str] = msgspec.field(default_factory=lambda: ["/"])  #: local: where data may come from and go to
+    copier: list[str] | None = None  #: local: argv template; {src}, {dst} and {python} are filled in
+    presets: dict[str, str | list[str]] = {}  #: name → the directives that it stands for
+    policy: RabbitPolicy = msgspec.field(default_factory=RabbitPolicy)
+    restrict_persistent_creation: bool = True  #: only the instance's owner may create persistent storage
+    setup_timeout: str = "0"  #: of making file systems
+    prerun_timeout: str = "0"  #: of mounting
+    postrun_timeout: str = "0"  #: of unmounting; then the data is not copied out
+    teardown_after: str = "0"  #: of unmounting and copying out together; then the data is not copied out
+    epilog_timeout: str = "0"  #: of giving the storage back; then it is left behind, and listed
+    tc_timeout: str = "10s"  #: how long a workflow may be in TransientCondition
+    kubeconfig: str = ""  #: dws
+    context: str = ""  #: dws
+    namespace: str = "default"  #: dws
+    dws_api_version: str = ""  #: dws; tried first
+    nnf_api_version: str = ""  #: dws; tried first
+
+
 class Ingest(Section):
     feasibility: bool = False  #: refuse at submit what this instance can never give
 
@@ -204,6 +250,7 @@ class Config(Section):
     sched: Sched = msgspec.field(default_factory=Sched)
     ingest: Ingest = msgspec.field(default_factory=Ingest)
     notify: Notify = msgspec.field(default_factory=Notify)
+    rabbit: Rabbit = msgspec.field(default_factory=Rabbit)
     source: str = ""  #: the file it came from; not a key of the file
 
 

@@ -31,7 +31,7 @@ import structlog
 import uvicorn
 import uvloop
 
-from leveret import __version__, config, instance
+from leveret import __version__, config, instance, storagechoice
 from leveret.api import app
 from leveret.api.identity import PeerProtocol
 from leveret.core import duration
@@ -42,6 +42,8 @@ from leveret.exec.local import LocalEngine
 from leveret.exec.simulated import SimulatedEngine
 from leveret.manager.manager import Manager
 from leveret.manager.queries import Queries
+from leveret.plugins.rabbit import Rabbit
+from leveret.storage.port import Storage
 from leveret.store import backup, place
 from leveret.store.sqlite import Store
 from leveret.wire import PROTOCOL
@@ -206,7 +208,12 @@ class Daemon:
             courier=self._courier(),
             inventory=inventory,
         )
+        hostnames = [node.host for node in inventory.rset.ranks.values()]
+        self.manager.storage = storagechoice.storage(
+            self.settings, self.state_dir, hostnames, f"{epoch_ms}-{generator}"
+        )
         self.manager.recovery.recover()
+        await self._start_storage(self.manager.storage)
         # what is there now stays; the many small objects of a turn are freed by their counts, not by the collector
         gc.collect()
         gc.freeze()
@@ -230,6 +237,22 @@ class Daemon:
         )
         self.sock = bind(self.socket_path)
         self._inode = os.stat(self.socket_path).st_ino
+
+    async def _start_storage(self, storage: Storage) -> None:
+        """Before any hold of a job with storage is taken up."""
+        plugin = self.manager.registry.get("rabbit")
+        if not isinstance(plugin, Rabbit):
+            return
+
+        async def begin() -> None:
+            await storage.start(plugin.changed, plugin.health)
+            plugin.health()
+            plugin.serve()
+
+        if storage.name == "local":
+            await begin()
+        else:  # it may not answer for long
+            self._storage_task = asyncio.get_running_loop().create_task(begin())
 
     def _courier(self) -> Courier:
         conf = self.settings.notify
@@ -318,6 +341,8 @@ class Daemon:
 
     async def _end(self, helpers: bool) -> None:
         await self.manager.works.shut_down()
+        if self.manager.storage is not None:
+            await self.manager.storage.close()
         await self.manager.notifier.shut_down()
         await self.store.barrier()
         self.server.should_exit = True

@@ -44,6 +44,7 @@ from leveret.manager.updates import Updates
 from leveret.manager.works import Works
 from leveret.plugins import registry as registries
 from leveret.plugins.hooks import Reject, WorkResult
+from leveret.storage.port import Storage
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -134,6 +135,7 @@ class Manager:
         self.updates = Updates(self)
         self.quarantine = Quarantine(self)
         self.registry = registries.Registry(self._plugin_error)
+        self.storage: Storage | None = None  #: set by the daemon before `recover`
         self.stopping = ""  #: why no new work is taken
         self._epoch_ms = epoch_ms
         self._generator = generator

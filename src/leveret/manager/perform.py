@@ -10,7 +10,7 @@ from leveret.config import duration_error
 from leveret.core import duration, taskmap
 from leveret.core import jobid as jobids
 from leveret.errors import FormatError
-from leveret.manager import shellopts
+from leveret.manager import plugindata, shellopts
 from leveret.manager.entry import Entry, NodeAsk
 from leveret.manager.turn import Turn
 from leveret.manager.workruns import WorkRuns
@@ -142,7 +142,7 @@ class Perform(WorkRuns):
                 "jobid": job.id,
                 "argv": spec["tasks"][0]["command"],
                 "cwd": system.get("cwd") or "/",
-                "env": {**env, "FLUX_JOB_TMPDIR": tmpdir},
+                "env": {**env, "FLUX_JOB_TMPDIR": tmpdir, **plugindata.node_env(entry, rset.ranks[node].host)},
                 "env_key": env_key,
                 "base_env": base,
                 "tasks": [

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from leveret.manager.turn import Turn
 
 PREFIX = "plugin/"
+#: key of what a plugin has said with SetNodeEnv
+NODE_ENV = "node-env"
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
@@ -45,6 +47,15 @@ def restore(entry: Entry, key: str, value: bytes) -> None:
     """One row, after a restart."""
     plugin, _, name = key.partition("/")
     entry.data.setdefault(plugin, {})[name] = _decode(value)
+
+
+def node_env(entry: Entry, host: str) -> dict[str, str]:
+    """What plugins add to the environment of the tasks on a node."""
+    found: dict[str, str] = {}
+    for data in entry.data.values():
+        if NODE_ENV in data:
+            found |= data[NODE_ENV].get(host, {})
+    return found
 
 
 def keys(entry: Entry) -> Iterator[str]:

@@ -252,6 +252,8 @@ class Queries:
             return b"".join(text + b"\n" for text in self.store.all_events(jobid))
         else:
             path = ALIASES.get(key, key)
+            if key.startswith("rabbit_") and (kept := self.store.kv(jobid, key)) is not None:
+                return kept + b"\n"
             if path.startswith("guest."):
                 text = b"".join([body async for _token, body in self._lines(jobid, path, "0", newline=True)])
                 if text:

@@ -22,6 +22,8 @@ from leveret.manager.entry import Entry
 from leveret.manager.turn import Turn
 from leveret.plugins import registry as registries
 from leveret.plugins.hooks import Answer, Plugin, WorkResult
+from leveret.sched.storage import Need, Server
+from leveret.storage.port import Storage
 
 if TYPE_CHECKING:
     from leveret.manager.manager import Manager
@@ -337,6 +339,29 @@ class PluginPort:
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Any:
         return self._manager.clock.call_at(when, callback)
+
+    @property
+    def storage(self) -> Storage | None:
+        return self._manager.storage
+
+    def hosts(self) -> dict[int, str]:
+        return {rank: node.host for rank, node in self._manager.inventory.rset.ranks.items()}
+
+    def storage_servers(self, servers: Iterable[Server]) -> None:
+        self._manager.scheduling.leases.define(servers)
+
+    def storage_need(self, jobid: int, need: Need) -> None:
+        self._manager.scheduling.leases.need(jobid, need)
+
+    def storage_gone(self, jobid: int) -> None:
+        leases = self._manager.scheduling.leases
+        leases.needs.pop(jobid, None)
+        if jobid in self._manager.queue.storage.leases:
+            leases.gone(jobid)
+
+    def storage_owed(self, jobid: int, note: str) -> None:
+        if jobid in self._manager.queue.storage.leases:
+            self._manager.scheduling.leases.give_up(jobid, note)
 
     @property
     def ending(self) -> bool:

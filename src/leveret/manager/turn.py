@@ -263,6 +263,8 @@ class Turn:
         elif isinstance(answer, hooks.SetEnv):
             updates = {jobspecs.ENVIRONMENT + name: value for name, value in answer.values.items()}
             self._ask_to_post(entry, "jobspec-update", updates)
+        elif isinstance(answer, hooks.SetNodeEnv):
+            plugindata.remember(self, entry, plugin.name, {plugindata.NODE_ENV: answer.values})
         elif isinstance(answer, hooks.Keep):
             kind = f"plugin/{plugin.name}"
             if answer.value is None:

@@ -25,6 +25,8 @@ from leveret.core.jobspec import Digest
 from leveret.core.resources import Rset
 from leveret.core.verdict import Verdict
 from leveret.errors import ConflictError
+from leveret.sched.storage import Need, Server
+from leveret.storage.port import Storage
 
 Work = Coroutine[Any, Any, "int | None"]
 
@@ -173,6 +175,16 @@ class SetEnv(Answer):
 
     def __init__(self, values: dict[str, str | None] | None = None, **more: str | None) -> None:
         self.values = {**(values or {}), **more}
+
+
+class SetNodeEnv(Answer):
+    """Environment variables of the tasks on single nodes, over those of all: {host: {name: value}}. It replaces what the
+    plugin has said before; stored, but not in the eventlog."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: dict[str, dict[str, str]]) -> None:
+        self.values = values
 
 
 class Annotate(Answer):
@@ -361,6 +373,25 @@ class Manager(Protocol):
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Any:
         """Call back at an absolute time, seconds since the epoch; the answer has `cancel()`. It does not outlive the daemon."""
+
+    @property
+    def storage(self) -> Storage | None:
+        """The storage system, None where there is none."""
+
+    def hosts(self) -> dict[int, str]:
+        """Rank → host of all nodes."""
+
+    def storage_servers(self, servers: Iterable[Server]) -> None:
+        """The storage servers that the scheduler is to count with."""
+
+    def storage_need(self, jobid: int, need: Need) -> None:
+        """What a job needs of them beside its nodes. Raises InvalidError when that can never be had."""
+
+    def storage_gone(self, jobid: int) -> None:
+        """The job's storage has been given back; nothing when it had none."""
+
+    def storage_owed(self, jobid: int, note: str) -> None:
+        """Nobody waits for the job's storage to be given back any longer: a debt until `storage_gone`."""
 
     @property
     def ending(self) -> bool:

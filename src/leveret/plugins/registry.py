@@ -18,6 +18,7 @@ from leveret.errors import ConflictError, InvalidError, NotFoundError
 from leveret.plugins.dependencies import Dependencies
 from leveret.plugins.hooks import Answer, Answers, Plugin, Reject
 from leveret.plugins.perilog import PerilogPlugin
+from leveret.plugins.rabbit import Rabbit
 from leveret.plugins.singleton import Singleton
 from leveret.plugins.staging import Staging
 from leveret.plugins.symbols import Symbols
@@ -29,6 +30,7 @@ BUILTIN: dict[str, type[Plugin]] = {
     "symbols": Symbols,
     "perilog": PerilogPlugin,
     "staging": Staging,
+    "rabbit": Rabbit,
 }
 #: loaded by name, when a site asks for them
 LOADABLE: dict[str, str] = {
