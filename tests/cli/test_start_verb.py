@@ -189,3 +189,22 @@ def test_the_demo_as_json_keeps_its_files(home: Path) -> None:
             assert len(numbers) == item["lines"] == 140_000
     finally:
         subprocess.run([*LEVERET, "shutdown", "-q"], timeout=120, check=False)
+
+
+def test_the_demo_on_rabbits(home: Path) -> None:
+    """Two nodes are started for it; each has storage of its own, and the results are in place when it returns."""
+    done = subprocess.run(
+        [*LEVERET, "demo", "--rabbit"],
+        cwd=home,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for state in ("Proposal", "Setup", "DataIn", "PreRun", "PostRun", "DataOut", "Teardown"):
+        (row,) = [line for line in done.stdout.splitlines() if line.startswith(f"  {state} ")]
+        assert row.endswith("s") and row.split()[1] != "-"
+    assert "results/rabbit0-0/half-0.txt" in done.stdout and "results/rabbit0-1/half-1.txt" in done.stdout
+    assert not list(home.glob("leveret-demo-*"))

@@ -39,16 +39,27 @@ wc -l < work/sorted/half-"$FLUX_TASK_RANK".txt | { read -r n; echo "task $FLUX_T
 @click.command(
     "demo",
     cls=Command,
-    examples=(("leveret demo --keep", "and look at the files afterwards"),),
+    examples=(
+        ("leveret demo --keep", "and look at the files afterwards"),
+        ("leveret demo --rabbit", "the same with `#DW` directives, on two nodes with storage of their own"),
+    ),
 )
+@click.option("--rabbit", is_flag=True, help="On two nodes with storage of their own, by `#DW` directives.")
 @click.option("--json", "as_json", is_flag=True, help="{job, events, results, directory} at the end, and nothing else.")
 @click.option("--keep", is_flag=True, help="Keep the files, and the instance if it was started for this.")
-def demo(as_json: bool, keep: bool) -> int:
+def demo(as_json: bool, keep: bool, rabbit: bool) -> int:
     """Run a job with data staged in, two tasks, and data staged out, and show each part as it happens."""
     running = is_running()
+    kind = Demo
+    if rabbit:
+        from leveret.cli.rabbit_demo import RabbitDemo, has_nodes, in_an_instance
+
+        if not running or not has_nodes():
+            return in_an_instance(as_json, keep)
+        kind = RabbitDemo
     directory = working_directory()
     try:
-        return Demo(directory, as_json, keep).run()
+        return kind(directory, as_json, keep).run()
     finally:
         if not keep:
             shutil.rmtree(directory, ignore_errors=True)

@@ -347,8 +347,11 @@ class PluginPort:
     def hosts(self) -> dict[int, str]:
         return {rank: node.host for rank, node in self._manager.inventory.rset.ranks.items()}
 
-    def storage_servers(self, servers: Iterable[Server]) -> None:
-        self._manager.scheduling.leases.define(servers)
+    def storage_servers(self, servers: Iterable[Server], down: Iterable[str] = ()) -> None:
+        leases, gone = self._manager.scheduling.leases, set(down)
+        leases.define(servers)
+        for name in self._manager.queue.storage.servers:
+            leases.set_state(name, name not in gone)
 
     def storage_need(self, jobid: int, need: Need) -> None:
         self._manager.scheduling.leases.need(jobid, need)

@@ -381,8 +381,8 @@ class Manager(Protocol):
     def hosts(self) -> dict[int, str]:
         """Rank → host of all nodes."""
 
-    def storage_servers(self, servers: Iterable[Server]) -> None:
-        """The storage servers that the scheduler is to count with."""
+    def storage_servers(self, servers: Iterable[Server], down: Iterable[str] = ()) -> None:
+        """The storage servers that the scheduler is to count with, and which of them get nothing new for now."""
 
     def storage_need(self, jobid: int, need: Need) -> None:
         """What a job needs of them beside its nodes. Raises InvalidError when that can never be had."""

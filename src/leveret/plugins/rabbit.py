@@ -154,14 +154,16 @@ class Rabbit(Plugin):
             view = self.storage.view(number)
             for name, size in (view.allocated if view else {}).items():
                 ours[name] = ours.get(name, 0) + size
-        self.manager.storage_servers(
+        rabbits = self.storage.rabbits()
+        servers = [
             Server(
                 one.name,
                 max(0, one.capacity_bytes - max(0, one.allocated_bytes - ours.get(one.name, 0))),
                 tuple(rank for host in one.computes for rank in ranks.get(host, ())),
             )
-            for one in self.storage.rabbits()
-        )
+            for one in rabbits
+        ]
+        self.manager.storage_servers(servers, [one.name for one in rabbits if one.status != "Ready" or not one.enabled])
 
     async def _orphan(self, number: int) -> None:
         """Nobody knows the job (any more)."""
