@@ -8,6 +8,7 @@ into KEPT when it is mended.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -17,10 +18,11 @@ import pytest
 from automaton import Broken
 from rig import UID, Rig, simulate, spec
 
-from leveret.core.event import decode
+from leveret.core.event import Event, decode
 from leveret.core.job import Hold, Job
 from leveret.core.transitions import RUN
 from leveret.errors import LeveretError
+from leveret.manager.tap import PluginPort
 from leveret.plugins.hooks import (
     Answer,
     Answers,
@@ -38,7 +40,18 @@ STEPS = 130
 JOBS_MAX = 7
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # of daemons that were killed
 
-KEPT = [392, 1249, 1820, 1834, 1881, 2328]
+KEPT = [392, 1249, 1820, 1834, 1881, 2328, 11655, 15136, 16599, 19116, 19217, 19774, 20282]
+
+#: step → the fault that it is, in words
+FAULTS = {
+    "crash": "crash of the daemon",
+    "lose": "helper killed",
+    "disconnect": "node cut off",
+    "drain_node": "node drained",
+    "cancel": "cancel",
+    "exception": "exception raised",
+    "advance": "clock steps on",
+}
 
 #: moment → the kinds of holds that it may open
 KINDS = {
@@ -61,6 +74,7 @@ class Chaos(Plugin):
     def _holds(self, job: Job, moment: str) -> Answers:
         luck = self._luck(job, moment)
         if luck.random() < 0.03:
+            self.conf["context"].pairs[(job.state.name, "plugin raises")] += 1
             raise RuntimeError("a plugin that raises stops no other")
         out: list[Answer] = []
         while luck.random() < 0.3:
@@ -121,6 +135,7 @@ class Simulation:
         self.gates: dict[tuple[int, str], list[asyncio.Future[int]]] = {}
         self.steps: list[str] = []
         self.seen: Counter[str] = Counter()
+        self.pairs: Counter[tuple[str, str]] = Counter()  #: (state of a job, fault that met it)
         self.serial = 0
         self.cut: set[str] = set()  #: helpers that were away, and lived on
         self.printed: dict[tuple[int, str], list[str]] = {}  #: (job, incarnation of the helper) → lines, in order
@@ -269,7 +284,10 @@ class Simulation:
         units = self.units()
         if units:
             node, unit = self.rng.choice(units)
-            self.rig.engine.deliver(node, unit, again=self.rng.choice([0, 0, 1, 5]))
+            again = self.rng.choice([0, 0, 1, 5])
+            if again:
+                self.meet("answers doubled")
+            self.rig.engine.deliver(node, unit, again=again)
         return bool(units)
 
     async def lose(self) -> bool:
@@ -301,7 +319,13 @@ class Simulation:
         self.rig.clock.advance(self.rng.choice([0.001, 1, 30]))
         return True
 
+    def meet(self, fault: str) -> None:
+        """Count the states of the jobs that a fault meets."""
+        self.pairs.update((self.rig.job(jobid).state.name, fault) for jobid in self.active())
+
     async def crash(self) -> bool:
+        if self.rig.store.ready or self.rig.store.backlog:
+            self.meet("crash before the commit")
         await self.rig.crash()
         self.gates.clear()
         self.rig.boot()
@@ -323,6 +347,8 @@ class Simulation:
         for _ in range(STEPS):
             name = self.rng.choices(names, weights)[0]
             self.steps.append(name)
+            if name in FAULTS:
+                self.meet(FAULTS[name])
             if await getattr(self, name)():
                 self.seen[name] += 1
 
@@ -367,6 +393,29 @@ def check_output(sim: Simulation) -> None:
             assert mine == printed, "a line was lost"
 
 
+def verdict_of(events: list[Event]) -> str:
+    """How a job ended, from its log alone; written from the design, not from core/verdict.py."""
+    fatal = [e.get("type") for e in events if e.name == "exception" and e.get("severity") == 0]
+    if fatal:
+        return {"cancel": "CANCELED", "timeout": "TIMEOUT"}.get(fatal[0], "FAILED")
+    status = [e.get("status") for e in events if e.name == "finish"]
+    return "COMPLETED" if status == [0] else "FAILED"
+
+
+def check_doors(sim: Simulation) -> None:
+    """The record that every door shows, the replayed job and what dependencies are told say what the log says."""
+    manager = sim.rig.manager
+    for jobid in sim.jobs:
+        wanted = verdict_of(sim.rig.stored(jobid))
+        record = sim.rig.store.done_record(jobid)
+        assert record is not None
+        shown = json.loads(record)
+        assert (shown["result"], shown["success"]) == (wanted, wanted == "COMPLETED"), sim.rig.story(jobid)
+        assert (shown["exit_code"] == 0) == (wanted == "COMPLETED")
+        told = PluginPort(manager, "chaos").verdict(jobid)
+        assert told is not None and told.result == wanted
+
+
 async def one(seed: int, path: Path) -> Simulation:
     sim = Simulation(seed, path)
     try:
@@ -374,6 +423,7 @@ async def one(seed: int, path: Path) -> Simulation:
         await sim.drain()
         sim.rig.over()
         check_output(sim)
+        check_doors(sim)
         leftover = [(node, unit) for node, unit in sim.units() if unit.startswith("job")]
         assert not leftover, "the helpers still keep jobs that have ended"
         for event, details in sim.rig.log.take_errors():

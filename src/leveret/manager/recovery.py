@@ -238,6 +238,8 @@ class Recovery:
             self.manager.store.commit(batch)
 
     def _catch_up(self, entry: Entry, ask: NodeAsk, units: dict[str, dict[str, Any]], kill: bool) -> None:
+        if self.manager.entries.get(entry.job.id) is not entry:
+            return  # the job has ended while this waited for the disk
         if ask.unit not in units:
             if ask.applied:
                 return

@@ -11,6 +11,7 @@ import math
 import signal
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -149,6 +150,8 @@ class Turn:
             entry.digest = digest
         self.batch.event(jobid, new.n, encode(event))
         self._bookkeep(entry, event)
+        if name == "clean" and old.holds:  # dependencies do not keep a job that has failed: their work is over too
+            self.after += [partial(self.manager.works.closed, jobid, key) for key in old.holds]
         manager = self.manager
         registry = manager.registry
         label = str(jobid)
