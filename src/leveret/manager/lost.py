@@ -60,7 +60,7 @@ class Lost:
             if not wanted and unit.get("ended") is False:
                 self.manager.log.warning("killed what a lost node still ran", node=node, unit=name)
                 self.manager.engine.signal(node, name, signal.SIGKILL, 0.0)
-            if not wanted and ask is None:  # its job has ended, and the helper was away when it was to forget it
+            elif not wanted and ask is None:  # its job has ended, and the helper was away when it was to forget it
                 self.manager.units.tell(node, name, int(unit.get("n", 0)), True)
         self.manager.resources.come(node)
 
