@@ -361,3 +361,19 @@ def test_an_orderly_end_of_the_daemon_lets_copies_be_taken_up_again(
     assert instance.wait(jobid)["result"] == "COMPLETED"
     assert (tmp_path / "dest" / "f").read_text() == "x\n"
     assert left_over(instance) == []
+
+
+def test_persistent_storage_outlives_its_job_until_it_is_destroyed(instance: Instance) -> None:
+    def run(directives: str, script: str = "true") -> str:
+        return str(instance.run("-S", f"dw={directives}", "sh", "-c", script, check=0).out)
+
+    run("#DW create_persistent type=xfs capacity=1GiB name=kept")
+    run("#DW persistentdw name=kept", "echo hello > $DW_PERSISTENT_kept/f")
+    instance.crash()
+    assert run("#DW persistentdw name=kept", "cat $DW_PERSISTENT_kept/f") == "hello\n"
+    (one,) = instance.client.persistent_storage()
+    assert (one["name"], one["type"], one["consumers"]) == ("kept", "xfs", [])
+    refused = instance.leveret("submit", "-S", "dw=#DW persistentdw name=other", "true")
+    assert refused.code != 0 and "'other' not found" in refused.err
+    run("#DW destroy_persistent name=kept")
+    assert instance.client.persistent_storage() == [] and left_over(instance) == []

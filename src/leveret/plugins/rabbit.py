@@ -75,6 +75,8 @@ from leveret.storage.workflow import (
 CREATE, SETTING_UP, EPILOG = "dws-create", "dws-setup", "dws-epilog"
 UNMOUNT, OUT, END = "dws-unmount", "dws-data-out", "dws-teardown"
 GIB = 1 << 30
+#: how often it is looked whether the storage system can be reached (again)
+UNSYNCED_S = 1.0
 
 
 class Rabbit(Plugin):
@@ -121,7 +123,7 @@ class Rabbit(Plugin):
     def serve(self) -> None:
         """Jobs are known: from now on a workflow without one is an orphan."""
         self._serving = True
-        for number in self.storage.jobs():
+        for number in {*self.storage.jobs(), *self._waiting}:
             self.changed(number)
 
     def changed(self, number: int) -> None:
@@ -369,6 +371,8 @@ class Rabbit(Plugin):
                 if hold is not None and view is not None and view.desired in (DATA_IN, DATA_OUT):
                     await self._progress(number, hold)
                 wait_s = None if late is None else max(0.0, late[0] - self.manager.now())
+                if not self.storage.synced:  # of which nobody tells when it ends
+                    wait_s = UNSYNCED_S
                 await asyncio.wait([news], timeout=wait_s)
             finally:
                 waiting = self._waiting.get(number)

@@ -453,6 +453,7 @@ class LocalDisk:
             self._files.save_instance(one)
             self._instances[one.name] = one
             flow.places = tuple(p for p in flow.places if p.directive != at)
+            self._health()
 
     def _storage_of(self, flow: Flow, persistent: bool, name: str) -> list[tuple[Place, str]]:
         """(allocation, its directory) of the storage that a variable names; shared storage once."""
