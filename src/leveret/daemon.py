@@ -249,10 +249,16 @@ class Daemon:
             plugin.health()
             plugin.serve()
 
+        async def begin_logged() -> None:
+            try:
+                await begin()
+            except Exception as error:
+                self.log.error("storage cannot be used", adapter=storage.name, why=f"{type(error).__name__}: {error}")
+
         if storage.name == "local":
             await begin()
         else:  # it may not answer for long
-            self._storage_task = asyncio.get_running_loop().create_task(begin())
+            self._storage_task = asyncio.get_running_loop().create_task(begin_logged())
 
     def _courier(self) -> Courier:
         conf = self.settings.notify

@@ -332,7 +332,10 @@ SCHEMAS: dict[str, Schema] = {
     "resource list": _NODES,
     "resource status": _NODES,
     "resource drain": _NODES,
-    "demo": obj({"job": ANY, "events": many(ANY), "results": {}, "directory": STR}),
+    "demo": obj(
+        {"job": ANY, "events": many(ANY), "results": {}, "directory": STR},
+        {"timings": {"type": "object", "description": "with --rabbit: state of the storage → how long it took"}},
+    ),
     "version": obj({"client": STR, "daemon": null(STR)}),
 }
 

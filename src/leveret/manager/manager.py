@@ -336,6 +336,7 @@ class Manager:
             if plugin is None:
                 raise InvalidError(
                     f'dependency scheme "{scheme}" not supported',
+                    f"schemes: {', '.join(self.registry.schemes())}",
                     path=f"attributes.system.dependencies[{number}].scheme",
                 )
             hook = registries.dependency_hook(plugin, scheme)

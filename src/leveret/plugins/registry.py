@@ -183,6 +183,10 @@ class Registry:
                 self._on_error(plugin.name, label, error)
         return ""
 
+    def schemes(self) -> list[str]:
+        """The dependency schemes that loaded plugins name."""
+        return [scheme for entry in self.loaded.values() for scheme in entry.plugin.schemes]
+
     def for_scheme(self, scheme: str) -> Plugin | None:
         for entry in self.loaded.values():
             if scheme in entry.plugin.schemes or hasattr(entry.plugin, _hook_name(scheme)):
