@@ -169,9 +169,10 @@ def test_r18_r27_a_copy_that_fails_is_the_jobs_failure_at_every_door(
 ) -> None:
     instance = launch(config=f"[rabbit]\nearly-free = {early}\n")
     directives = f"{LUSTRE} #DW copy_out source=$DW_JOB_proj/missing destination=/dev/null/no/"
-    jobid = instance.submit("-S", f"dw={directives}", "true", "--flags=waitable")
+    jobid = instance.submit("--urgency=hold", "--flags=waitable", "-S", f"dw={directives}", "true")
     ok = instance.submit(f"--dependency=afterok:{jobid}", "true")
     failed = instance.submit(f"--dependency=afternotok:{jobid}", "true")
+    instance.leveret("job", "urgency", jobid, "default", check=0)  # once both wait for it
     record = instance.wait(jobid)
     assert record["result"] == "FAILED" and record["holds"] == []
     assert "missing" in record["cause"]["note"]
